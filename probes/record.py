@@ -1,0 +1,134 @@
+"""What is measured: plain dataclasses of numpy arrays, columns over (round, depth, layer, head).
+
+Words are those of the design: a *round* is one draft and one verify, *depth* k = 1..K counts inside a round (index 0 of a
+depth axis is depth 1), a *slot* is a drafter KV position, a *region* is a set of slots. Unmeasured values are NaN in
+float arrays and -1 in integer arrays; a whole column that an engine cannot see is None. The writer stores both as null.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+REGIONS = (
+    "own",  # slots t+1 .. t+k-1: this chain's own
+    "current",  # slot t, the last verified pair
+    "sink",  # the first S slots (option `sink_slots`)
+    "template",  # special tokens and role headers
+    "system",
+    "tools",
+    "context",  # the document inserted for the context length
+    "user",
+    "history",  # earlier assistant turns
+    "response",  # this turn's verified tokens before slot t
+    "unknown",
+    "learned_sink",  # probability given to a learned softmax sink: no slot
+)
+"""Disjoint regions in order of precedence; their masses sum to 1 for each head."""
+
+TEXT_REGIONS = ("template", "system", "tools", "context", "user", "history", "response", "unknown")
+"""Regions that a token of the text can belong to, before `sink`, `current` and `own` take their slots."""
+
+ENGINES = ("replay", "live", "vllm", "import")
+
+
+class RejectionReason(IntEnum):
+    """Why the draft at (round, depth) was not accepted; `none` = it was."""
+
+    none = 0
+    not_reached = 1  # an earlier depth of this round was rejected
+    out_of_draft_vocab = 2  # the emitted token is outside the draft vocabulary
+    grammar = 3
+    sampled_out = 4  # T > 0: the draft was the target's most probable token, another was sampled
+    limit = 5  # no draft was allowed at this depth (num_drafts < K)
+    past_end = 6  # no label: the text ends here and could not be continued
+    unverified = 7  # drafted, never verified (aborted, preempted)
+    disagreement = 8  # none of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRecord:
+    """One prompt under one system prompt, template and context length, with its response; shared by all drafters."""
+
+    prompt_id: str
+    system_prompt: str  # name, "none" without one
+    template: str  # "default", "raw" or a given name
+    context_tokens: int  # as asked for; 0 = no document
+    category: str | None = None
+    messages: tuple[dict[str, object], ...] = ()
+    token_ids: np.ndarray  # int32 [token]: prompt, response, continuation past the end
+    region: np.ndarray  # uint8 [token]: index into TEXT_REGIONS
+    num_prompt_tokens: int  # P
+    num_response_tokens: int  # L - P, the stop token included
+    num_continuation_tokens: int  # run past the end so that the last rounds have labels
+    finish_reason: str  # "stop" | "length" | "forced"
+    is_forced: bool = False  # the text was not produced by this target
+    text_agreement: float = float("nan")  # share of response positions whose target argmax is the text token; forced only
+    mean_logprob: float = float("nan")  # of the text under the target; forced only
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundBatch:
+    """All rounds of one prompt with one drafter. R rounds, K depths, A aux layers, Y drafter layers, H heads.
+
+    In a replay every start of the response is a round (`on_walk` marks those an engine would make); live rounds are all
+    on the walk. `has_all_labels` is False for starts whose last depths have no label; they leave the dense means.
+    """
+
+    drafter: str
+    prompt_id: str
+    system_prompt: str
+    template: str
+    context_tokens: int
+    engine: str
+    depth: int  # K
+    num_trimmed_tokens: int | None  # tokens of the walk past the end; None without a walk (forced text)
+    num_ties: int = 0  # draft or target ties (logit gap < 1e-4) that a parity test may resolve either way
+
+    # [round]
+    start: np.ndarray  # int32: slot t of the last verified pair
+    num_drafts: np.ndarray  # int32
+    accepted_drafts: np.ndarray  # int32, without the bonus token
+    on_walk: np.ndarray  # bool
+    has_all_labels: np.ndarray  # bool
+    draft_us: np.ndarray | None = None  # float32, device time of the draft
+    verify_us: np.ndarray | None = None
+    fusion_share_bias: np.ndarray | None = None  # float32
+    # [round, aux], aux layers in ascending id
+    fusion_share: np.ndarray | None = None  # float32 <W_i g_i, f> / ||f||^2, signed
+    fusion_energy: np.ndarray | None = None  # float32 ||W_i g_i|| / sum_j ||W_j g_j||
+    aux_norm: np.ndarray | None = None  # float32, raw ||g_i||
+
+    # [round, depth]
+    draft_token: np.ndarray  # int32, target ids
+    draft_prob: np.ndarray | None = None  # float32
+    draft_entropy: np.ndarray | None = None  # float32, nats
+    target_token: np.ndarray  # int32, -1 after the first mismatch
+    target_prob_of_draft: np.ndarray | None = None
+    target_rank_of_draft: np.ndarray | None = None  # int32, 0 = most probable
+    overlap: np.ndarray | None = None  # float32, sum min(p, q)
+    accepted: np.ndarray  # int8: 1, 0, -1 = not reached
+    rejection_reason: np.ndarray  # uint8, RejectionReason
+    fresh_token: np.ndarray | None = None  # int32: depth 1's prediction at slot t+k-1 with true features
+    fresh_right: np.ndarray | None = None  # int8
+    hidden_feedback_norm: np.ndarray | None = None  # float32: L2 of what is fed back
+    input_share_embed: np.ndarray | None = None  # float32: signed share of the embedding half in the stacked q,k,v
+
+    # [round, depth, layer]
+    hidden_in_norm: np.ndarray | None = None  # float32: L2 of the residual stream entering the layer
+    hidden_out_norm: np.ndarray | None = None  # float32: L2 of the stream leaving it (last layer: before the final norm)
+    branch_norm_attn: np.ndarray | None = None
+    branch_norm_mlp: np.ndarray | None = None
+
+    # [round, depth, layer, head]
+    mass: dict[str, np.ndarray] = field(default_factory=dict)  # region -> float32
+    recent_mass: np.ndarray | None = None
+    own_excess: np.ndarray | None = None
+    sink_deficit: np.ndarray | None = None
+    attention_entropy: np.ndarray | None = None  # float32, nats, over all slots
+
+
+Record = PromptRecord | RoundBatch
