@@ -1,0 +1,5 @@
+"""Attention that also returns the log-sum-exp, and what can be read off it: region masses and entropy.
+
+`kernel` attends (fused kernels by device, and a plain chunked one), `masses` uses it to see where the probability goes.
+Knows nothing of drafters, rounds or text; no L x L matrix is ever made.
+"""

@@ -1,0 +1,368 @@
+"""The target model: logits, residual-stream states at layer boundaries, and its own greedy or sampled text.
+
+Any transformers causal LM. Knows nothing of drafters. States are captured by hooks that hold only the boundaries asked for:
+id i < n is the residual stream entering layer i, id n the stream leaving the last layer *before* the final norm (not
+transformers' `hidden_states[n]`, which is after it), FINAL_NORMED the state after it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from probes.errors import CheckpointError, InputError
+
+FINAL_NORMED = -1
+"""The id of the state after the final norm: the input of drafters without aux states."""
+
+TIE_LOGIT_GAP = 1e-4
+"""Two logits closer than this are a tie: another order of the same sums may pick either token."""
+
+PREFILL_CHUNK_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetTrace:
+    """A finished text and what the target computed on it. N tokens: prompt P, response, continuation past the end.
+
+    `logits[i]` are those at position P-1+i: they predict token P+i. Without a response the first axis has length 0.
+    """
+
+    token_ids: Int[Tensor, "token"]
+    num_prompt_tokens: int
+    num_response_tokens: int
+    finish_reason: str  # "stop" | "length" | "forced"
+    aux: dict[int, Float[Tensor, "token target_hidden"]]  # at least N-1 rows
+    logits: Float[Tensor, "position vocab"]
+    is_forced: bool = False
+    temperature: float = 0.0
+
+    @property
+    def num_ties(self) -> int:
+        """Response positions whose two best logits are closer than TIE_LOGIT_GAP."""
+        if len(self.logits) == 0:
+            return 0
+        best = self.logits.float().topk(2, dim=-1).values
+        return int((best[:, 0] - best[:, 1] < TIE_LOGIT_GAP).sum())
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens that several prompts share, computed once; never changed, `fork` before use."""
+
+    token_ids: np.ndarray  # int32 [token]
+    cache: DynamicCache
+    aux: dict[int, Float[Tensor, "token target_hidden"]]
+
+    def fork(self, num_copies: int = 1) -> DynamicCache:
+        cache = copy.deepcopy(self.cache)
+        if num_copies > 1:
+            cache.batch_repeat_interleave(num_copies)
+        return cache
+
+
+class Sampler:
+    """Picks the emitted token: argmax at temperature 0, else a draw from softmax(logits / temperature).
+
+    Draws are Gumbel-max with noise keyed by (seed, prompt, position), so the text of a prompt does not depend on which
+    prompts share its batch, nor on whether a position is decoded alone or verified with others: plain sampling and live
+    give the same text at any temperature.
+    """
+
+    def __init__(self, temperature: float = 0.0, seed: int = 0) -> None:
+        self.temperature = temperature
+        self.seed = seed
+
+    def __call__(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Int[Tensor, "row"]:
+        """`keys`: for each row the prompt's id and the position that the token will stand at."""
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        noise = torch.empty(logits.shape, device=logits.device)
+        generator = torch.Generator(device=logits.device)
+        for row, (prompt_id, position) in enumerate(keys):
+            generator.manual_seed(zlib.crc32(f"{self.seed}/{prompt_id}/{position}".encode()))
+            noise[row].exponential_(generator=generator)
+        return (logits.float() / self.temperature - noise.log()).argmax(dim=-1)
+
+
+class Target:
+    def __init__(self, model: nn.Module, tokenizer: Any, *, aux_layer_ids: Sequence[int] = ()) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config()
+        self.num_layers = int(self.config.num_hidden_layers)
+        self.device = next(model.parameters()).device
+        # the cache's argument is called `cache` from transformers 5.2x on and `past_key_values` before
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._captured: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self.capture(aux_layer_ids)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        aux_layer_ids: Sequence[int] = (),
+        trust_remote_code: bool = False,
+    ) -> Target:
+        """A target from a local folder or a Hub id (`owner/name` or `owner/name@revision`).
+
+        Raises CheckpointError naming the path when transformers cannot load it.
+        """
+        name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
+        options = {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options).to(device)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise CheckpointError(
+                f"transformers cannot load this target: {str(error).splitlines()[0] if str(error) else error!r}",
+                code="target_not_loadable",
+                where=str(path),
+                remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
+            ) from error
+        return cls(model, tokenizer, aux_layer_ids=aux_layer_ids)
+
+    @property
+    def embedding(self) -> Float[Tensor, "vocab hidden"]:
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def lm_head(self) -> Float[Tensor, "vocab hidden"]:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def max_positions(self) -> int | None:
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a response: the generation config's and the tokenizer's end-of-text ids."""
+        ids: set[int] = set()
+        for value in (getattr(self.model.generation_config, "eos_token_id", None), self.tokenizer.eos_token_id):
+            ids.update([] if value is None else [value] if isinstance(value, int) else value)
+        return frozenset(ids)
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether prompts of unequal length may share a batch: windows and recurrent states count padding as tokens."""
+        types = set(getattr(self.config, "layer_types", None) or ())
+        if types:
+            return types == {"full_attention"}
+        return getattr(self.config, "sliding_window", None) is None
+
+    # ---- states
+
+    def capture(self, aux_layer_ids: Sequence[int]) -> None:
+        """Hooks these boundaries, in place of those hooked before. Raises InputError for an id outside 0..n."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        decoder = self.model.get_decoder()
+        layers = decoder.layers
+        for index in sorted(set(aux_layer_ids)):
+            if index == FINAL_NORMED:
+                self._hooks.append(decoder.register_forward_hook(self._hold_output(index)))
+            elif index == self.num_layers:
+                self._hooks.append(layers[-1].register_forward_hook(self._hold_output(index)))
+            elif 0 <= index < self.num_layers:
+                self._hooks.append(layers[index].register_forward_pre_hook(self._hold_input(index), with_kwargs=True))
+            else:
+                raise InputError(
+                    f"aux layer id {index} is outside 0..{self.num_layers}: the target has {self.num_layers} layers",
+                    code="aux_layer_out_of_range",
+                    remedy="is this drafter for another target?",
+                )
+
+    def _hold_input(self, index: int) -> Any:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._captured[index] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def _hold_output(self, index: int) -> Any:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            self._captured[index] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Int[Tensor, "row token"],
+        cache: DynamicCache,
+        *,
+        num_logits: int = 1,
+        position_ids: Int[Tensor, "row token"] | None = None,
+        attention_mask: Int[Tensor, "row slot"] | None = None,
+    ) -> tuple[Float[Tensor, "row position vocab"], dict[int, Float[Tensor, "row token target_hidden"]]]:
+        """Extends `cache` by these tokens; -> (logits of the last `num_logits` positions, captured states)."""
+        self._captured = {}
+        output = self.model(
+            input_ids=token_ids,
+            **{self._cache_argument: cache},
+            use_cache=True,
+            logits_to_keep=num_logits,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+        )
+        captured, self._captured = self._captured, {}
+        return output.logits[:, -num_logits:], captured
+
+    def prefill(self, token_ids: np.ndarray, *, prefix: Prefix | None = None) -> Prefix:
+        """The cache and states of a prefix, in chunks; `prefix` gives tokens already computed."""
+        begin = 0 if prefix is None else len(prefix.token_ids)
+        cache = DynamicCache() if prefix is None else prefix.fork()
+        pieces: dict[int, list[Tensor]] = {} if prefix is None else {i: [a] for i, a in prefix.aux.items()}
+        for at in range(begin, len(token_ids), PREFILL_CHUNK_TOKENS):
+            ids = torch.as_tensor(token_ids[at : at + PREFILL_CHUNK_TOKENS], dtype=torch.int64, device=self.device)
+            _, aux = self.forward(ids[None], cache)
+            for index, states in aux.items():
+                pieces.setdefault(index, []).append(states[0])
+        return Prefix(np.asarray(token_ids, np.int32), cache, {i: torch.cat(p) for i, p in pieces.items()})
+
+    # ---- text
+
+    def check_length(self, num_tokens: int, what: str) -> None:
+        """Raises InputError when a text of this many tokens does not fit into the target's positions."""
+        if self.max_positions is not None and num_tokens > self.max_positions:
+            raise InputError(
+                f"{what} needs {num_tokens} tokens and the target allows {self.max_positions}",
+                code="context_too_long",
+                remedy="lower --context-tokens or --max-new-tokens, or shorten the prompt",
+            )
+
+    @torch.inference_mode()
+    def read(self, token_ids: np.ndarray, num_prompt_tokens: int, *, prefix: Prefix | None = None) -> TargetTrace:
+        """The states and logits of a finished text that somebody else may have written (forced)."""
+        self.check_length(len(token_ids), "the text")
+        head = self.prefill(token_ids[: num_prompt_tokens - 1], prefix=prefix) if num_prompt_tokens > 1 else None
+        cache = DynamicCache() if head is None else head.fork()
+        ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
+        rest = ids[num_prompt_tokens - 1 :]
+        logits, aux = self.forward(rest[None], cache, num_logits=len(rest))
+        before = {} if head is None else head.aux
+        return TargetTrace(
+            token_ids=ids,
+            num_prompt_tokens=num_prompt_tokens,
+            num_response_tokens=len(token_ids) - num_prompt_tokens,
+            finish_reason="forced",
+            aux={i: torch.cat([before[i], a[0]]) if i in before else a[0] for i, a in aux.items()},
+            logits=logits[0, :-1],
+            is_forced=True,
+        )
+
+    @torch.inference_mode()
+    def write(
+        self,
+        prompts: Sequence[np.ndarray],
+        prompt_ids: Sequence[str],
+        *,
+        max_new_tokens: int,
+        num_continuation_tokens: int,
+        sampler: Sampler,
+        prefix: Prefix | None = None,
+    ) -> list[TargetTrace]:
+        """The target's own responses to a batch of prompts that begin with `prefix`.
+
+        Every text runs `num_continuation_tokens` past its end (a stop token, kept, or `max_new_tokens`) so that the last
+        rounds of a replay have labels. Prompts are padded between prefix and suffix, out of everybody's sight; a target
+        with windows (`can_pad` False) takes only prompts of equal length.
+        """
+        for prompt in prompts:
+            self.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
+        head = prefix if prefix is not None else Prefix(np.zeros(0, np.int32), DynamicCache(), {})
+        num_shared, num_rows = len(head.token_ids), len(prompts)
+        lengths = torch.tensor([len(p) - num_shared for p in prompts])
+        width = int(lengths.max())
+        ids = torch.zeros(num_rows, width, dtype=torch.int64)
+        mask = torch.zeros(num_rows, num_shared + width, dtype=torch.int64)
+        mask[:, :num_shared] = 1
+        for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
+            ids[row, width - length :] = torch.as_tensor(prompt[num_shared:], dtype=torch.int64)
+            mask[row, num_shared + width - length :] = 1
+        is_padded = bool((mask == 0).any())
+        positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)[:, num_shared:].to(self.device)
+        ids, mask = ids.to(self.device), mask.to(self.device)
+
+        cache = head.fork(num_rows)
+        logits, aux = self.forward(ids, cache, position_ids=positions, attention_mask=mask if is_padded else None)
+        states = {i: [a] for i, a in aux.items()}
+        kept_logits, emitted = [logits[:, -1]], []
+        stop_ids = torch.tensor(sorted(self.stop_ids) or [-1], device=self.device)
+        end = torch.full((num_rows,), max_new_tokens, device=self.device)  # response tokens, the stop token included
+        for done in range(1, max_new_tokens + num_continuation_tokens + 1):
+            at = (lengths + num_shared + done - 1).tolist()
+            token = sampler(kept_logits[-1], list(zip(prompt_ids, at, strict=True)))
+            emitted.append(token)
+            end = torch.where(torch.isin(token, stop_ids) & (done < end), done, end)
+            if done >= int(end.max()) + num_continuation_tokens:
+                break
+            mask = torch.cat([mask, mask.new_ones(num_rows, 1)], dim=-1)
+            logits, aux = self.forward(
+                token[:, None],
+                cache,
+                position_ids=torch.tensor(at, device=self.device)[:, None],
+                attention_mask=mask if is_padded else None,
+            )
+            kept_logits.append(logits[:, -1])
+            for index, a in aux.items():
+                states[index].append(a)
+        tokens = torch.stack(emitted, dim=1)
+        all_logits = torch.stack(kept_logits, dim=1)
+        all_states = {i: torch.cat(pieces, dim=1) for i, pieces in states.items()}
+        traces = []
+        for row, prompt in enumerate(prompts):
+            num_response = int(end[row])
+            num_new = num_response + num_continuation_tokens
+            is_stop = bool(torch.isin(tokens[row, num_response - 1], stop_ids))
+            first = width - int(lengths[row])
+            traces.append(
+                TargetTrace(
+                    token_ids=torch.cat(
+                        [torch.as_tensor(prompt, dtype=torch.int64, device=self.device), tokens[row, :num_new]]
+                    ),
+                    num_prompt_tokens=len(prompt),
+                    num_response_tokens=num_response,
+                    finish_reason="stop" if is_stop else "length",
+                    aux={
+                        i: torch.cat([head.aux[i], s[row, first : width + num_new - 1]])
+                        if i in head.aux
+                        else s[row, first : width + num_new - 1]
+                        for i, s in all_states.items()
+                    },
+                    logits=all_logits[row, :num_new],
+                    temperature=sampler.temperature,
+                )
+            )
+        return traces
+
+
+def target_config(path: str | Path) -> dict[str, Any]:
+    """The target's text config as a dict, without loading weights."""
+    name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
+    try:
+        config = AutoConfig.from_pretrained(name, **({"revision": revision} if revision else {}))
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"transformers cannot read this target's config: {str(error).splitlines()[0] if str(error) else error!r}",
+            code="target_not_loadable",
+            where=str(path),
+            remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
+        ) from error
+    return dict(config.get_text_config().to_dict())
