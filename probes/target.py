@@ -84,16 +84,19 @@ class Sampler:
         self.temperature = temperature
         self.seed = seed
 
-    def __call__(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Int[Tensor, "row"]:
-        """`keys`: for each row the prompt's id and the position that the token will stand at."""
+    def scores(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Float[Tensor, "row vocab"]:
+        """What is maximised, in logits: `keys` holds for each row the prompt's id and the position of the token."""
         if self.temperature == 0:
-            return logits.argmax(dim=-1)
+            return logits
         noise = torch.empty(logits.shape, device=logits.device)
         generator = torch.Generator(device=logits.device)
         for row, (prompt_id, position) in enumerate(keys):
             generator.manual_seed(zlib.crc32(f"{self.seed}/{prompt_id}/{position}".encode()))
             noise[row].exponential_(generator=generator)
-        return (logits.float() / self.temperature - noise.log()).argmax(dim=-1)
+        return logits.float() - self.temperature * noise.log()
+
+    def __call__(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Int[Tensor, "row"]:
+        return self.scores(logits, keys).argmax(dim=-1)
 
 
 class Target:
@@ -353,11 +356,12 @@ class Target:
         return traces
 
 
-def target_config(path: str | Path) -> dict[str, Any]:
+def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """The target's text config as a dict, without loading weights."""
     name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
     try:
-        config = AutoConfig.from_pretrained(name, **({"revision": revision} if revision else {}))
+        options = {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
+        config = AutoConfig.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"transformers cannot read this target's config: {str(error).splitlines()[0] if str(error) else error!r}",

@@ -1,0 +1,454 @@
+"""One whole measurement: every drafter x system prompt x template x context length x prompt, record by record.
+
+The part of a condition that all prompts share (system prompt and document) is computed once, by the target and by each
+drafter, and prompts are decoded in batches. Knows nothing of files of prompts or runs: inputs are given as text, records
+go to `write_batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from probes.chain import SlotCache, prefill
+from probes.checkpoint.read import read_spec
+from probes.checkpoint.spec import DrafterSpec
+from probes.checkpoint.tensors import load_tensors
+from probes.drafter.model import Drafter
+from probes.errors import InputError, SelfCheckError
+from probes.live import record_live, run_live
+from probes.record import TEXT_REGIONS, PromptRecord, Record
+from probes.rendering import Rendered, insert_context, render
+from probes.replay import replay
+from probes.target import TIE_LOGIT_GAP, Prefix, Sampler, Target, TargetTrace, target_config
+
+LOW_PRECISION_GAP_SHARE = 2.0**-6
+"""bfloat16/float16: a first difference between live and plain text with a logit gap above this share of the logits' range
+is more than rounding."""
+LOW_PRECISION_MAX_GAP_SHARE = 2.0**-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInput:
+    """One prompt. `messages` without the system prompt of the condition; a response makes it forced."""
+
+    prompt_id: str
+    messages: tuple[Mapping[str, object], ...]
+    category: str | None = None
+    tools: tuple[Mapping[str, object], ...] = ()
+    response: str | None = None
+    token_ids: tuple[int, ...] | None = None  # an already rendered prompt; then `messages` is empty
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemPrompt:
+    """`text` None with name "none": no system text reaches the target; None with "default": the template's own; None with
+    "prompt": the prompt's own system turn is kept."""
+
+    name: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """`source`: "default" (the tokenizer's), "raw" (no chat template) or a Jinja text."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    target: str
+    drafters: Mapping[str, str]  # name -> folder or Hub id
+    prompts: Sequence[PromptInput]
+    system_prompts: Sequence[SystemPrompt] = (SystemPrompt(name="default"),)
+    templates: Sequence[Template] = (Template(name="default", source="default"),)
+    context_tokens: Sequence[int] = (0,)
+    documents: Sequence[str] = ()
+    engine: str = "replay"
+    depth: int = 7  # K
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    sink_slots: int = 1
+    batch_size: int = 8  # prompts decoded together
+    dtype: str = "float32"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """After each unit: one prompt with one drafter under one condition."""
+
+    num_done: int
+    num_units: int
+    condition: str
+
+
+@dataclass
+class SelfCheck:
+    """What the run says of itself. `live` against plain decoding; ties are logit gaps below TIE_LOGIT_GAP."""
+
+    num_texts: int = 0  # live texts compared with plain decoding
+    num_identical: int = 0
+    num_first_differences_tied: int = 0
+    max_first_difference_gap: float = 0.0
+    num_large_gaps: int = 0  # low precision only: above LOW_PRECISION_GAP_SHARE of the logits' range
+    num_ties: int = 0
+    num_too_short: int = 0  # prompts whose response has no round
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedDrafter:
+    name: str
+    spec: DrafterSpec
+    model: Drafter
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target with its drafters, loaded once."""
+
+    target: Target
+    drafters: tuple[LoadedDrafter, ...]
+
+
+def load_models(job: Job) -> Models:
+    """Loads the target and every drafter. Raises CheckpointError / InputError before anything heavy is computed."""
+    if not hasattr(torch, job.dtype) or not isinstance(getattr(torch, job.dtype), torch.dtype):
+        raise InputError(f"unknown dtype {job.dtype!r}", code="unknown_dtype", remedy="float32, bfloat16 or float16")
+    if job.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(
+            "no CUDA device is visible to torch", code="no_such_device", where=job.device, remedy="use --device cpu"
+        )
+    dtype = getattr(torch, job.dtype)
+    config = target_config(job.target, trust_remote_code=job.trust_remote_code)
+    specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
+    ids = sorted({i for spec in specs.values() for i in spec.aux_layer_ids})
+    target = Target.load(
+        job.target, dtype=dtype, device=job.device, aux_layer_ids=ids, trust_remote_code=job.trust_remote_code
+    )
+    drafters = []
+    for name, spec in specs.items():
+        drafters.append(
+            LoadedDrafter(
+                name=name,
+                spec=spec,
+                model=Drafter.load(
+                    spec,
+                    load_tensors(job.drafters[name], spec, dtype=dtype, device=job.device),
+                    target_embedding=None if spec.has_own_embedding else target.embedding,
+                    target_lm_head=None if spec.has_own_lm_head else target.lm_head,
+                    dtype=dtype,
+                    device=job.device,
+                ),
+            )
+        )
+    return Models(target, tuple(drafters))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One condition without the drafter."""
+
+    system_prompt: SystemPrompt
+    template: Template
+    context_tokens: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.system_prompt.name, self.template.name, self.context_tokens
+
+    def __str__(self) -> str:
+        return f"{self.system_prompt.name} / {self.template.name} / context {self.context_tokens}"
+
+
+def cells(job: Job) -> list[Cell]:
+    return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]
+
+
+def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+    """The prompt under this condition, with regions. "none" means that no system text reaches the target: where the
+    template would insert its own, an empty system turn is sent instead (and noted)."""
+    messages = [dict(m) for m in prompt.messages]
+    if cell.system_prompt.text is not None:
+        messages = [{"role": "system", "content": cell.system_prompt.text}, *_without_system(messages)]
+    elif cell.system_prompt.name in ("none", "default"):
+        messages = _without_system(messages)
+
+    def rendered(turns: list[dict[str, object]]) -> Rendered:
+        return render(
+            tokenizer,
+            turns,
+            template=cell.template.source,
+            context=document,
+            tools=list(prompt.tools) or None,
+            chat_template_kwargs=dict(prompt.chat_template_kwargs),
+        )
+
+    result = rendered(messages)
+    if cell.system_prompt.name == "none" and cell.system_prompt.text is None:
+        inserts_default = bool((result.region == TEXT_REGIONS.index("system")).any())
+        if inserts_default:
+            result = rendered([{"role": "system", "content": ""}, *messages])
+            note = "the template inserts a default system prompt: an empty system turn was sent to have none"
+            result = replace(result, notes=(*result.notes, note))
+    return result
+
+
+def _without_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [m for m in messages if m.get("role") not in ("system", "developer")]
+
+
+def shared_prefix_tokens(prompts: Sequence[np.ndarray]) -> int:
+    """Leading tokens that all prompts share, at most one less than the shortest has."""
+    limit = min(len(p) for p in prompts) - 1
+    stacked = np.stack([p[:limit] for p in prompts])
+    differs = (stacked != stacked[0]).any(axis=0)
+    return int(differs.argmax()) if differs.any() else limit
+
+
+def run_job(
+    job: Job,
+    models: Models,
+    write_batch: Callable[[Record], None],
+    *,
+    is_done: Callable[[str, tuple[str, str, int], str], bool] = lambda drafter, cell, prompt_id: False,
+    has_prompt: Callable[[tuple[str, str, int], str], bool] = lambda cell, prompt_id: False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> SelfCheck:
+    """Measures everything that is not done yet. Raises SelfCheckError when the numbers contradict themselves."""
+    check = SelfCheck()
+    num_units = len(cells(job)) * len(job.prompts) * len(models.drafters)
+    num_done = 0
+    documents: dict[int, str | None] = {}
+    for cell in cells(job):
+        if cell.context_tokens not in documents:
+            documents[cell.context_tokens] = (
+                insert_context(job.documents, cell.context_tokens, models.target.tokenizer)
+                if cell.context_tokens
+                else None
+            )
+        todo = [p for p in job.prompts if not all(is_done(d.name, cell.key, p.prompt_id) for d in models.drafters)]
+        num_done += (len(job.prompts) - len(todo)) * len(models.drafters)
+        on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+        for prompt, trace, shared in _texts(job, models, cell, documents[cell.context_tokens], todo):
+            if not has_prompt(cell.key, prompt.prompt_id):
+                write_batch(prompt)
+            for drafter in models.drafters:
+                num_done += 1
+                if not is_done(drafter.name, cell.key, prompt.prompt_id):
+                    if trace.num_response_tokens < 2:
+                        check.num_too_short += 1
+                    else:
+                        _measure(job, models.target, drafter, prompt, trace, shared, write_batch, check)
+                on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+    _judge(job, check)
+    return check
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the prompts of a condition have in common, computed once."""
+
+    prefix: Prefix
+    slots: Mapping[str, SlotCache]  # drafter name -> its part
+
+
+def _texts(
+    job: Job, models: Models, cell: Cell, document: str | None, prompts: Sequence[PromptInput]
+) -> Iterator[tuple[PromptRecord, TargetTrace, Shared]]:
+    """Each prompt's text under this condition, with the prefix it shares."""
+    if not prompts:
+        return
+    target = models.target
+    rendered = {p.prompt_id: _render_or_take(target, p, cell, document) for p in prompts}
+    num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
+    some = next(iter(rendered.values())).token_ids
+    prefix = target.prefill(some[:num_shared])
+    slots = {
+        d.name: prefill(d.model, torch.as_tensor(some[:num_shared], dtype=torch.int64, device=job.device), prefix.aux)
+        for d in models.drafters
+        if num_shared > 1
+    }
+    shared = Shared(prefix, slots)
+    sampler = Sampler(job.temperature, job.seed)
+    free = [p for p in prompts if p.response is None]
+    for batch in _batches(job, target, free, rendered):
+        traces = target.write(
+            [rendered[p.prompt_id].token_ids for p in batch],
+            [p.prompt_id for p in batch],
+            max_new_tokens=job.max_new_tokens,
+            num_continuation_tokens=job.depth,
+            sampler=sampler,
+            prefix=prefix,
+        )
+        for prompt, trace in zip(batch, traces, strict=True):
+            yield _prompt_record(prompt, cell, rendered[prompt.prompt_id], trace), trace, shared
+    for prompt in (p for p in prompts if p.response is not None):
+        head = rendered[prompt.prompt_id]
+        response = target.tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
+        text = np.concatenate([head.token_ids, np.asarray(response, np.int32)])
+        trace = target.read(text, len(head.token_ids), prefix=prefix)
+        yield _prompt_record(prompt, cell, head, trace), trace, shared
+
+
+def _render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+    if prompt.token_ids is None:
+        return render_prompt(target.tokenizer, prompt, cell, document)
+    ids = np.asarray(prompt.token_ids, np.int32)
+    return Rendered(
+        token_ids=ids,
+        region=np.full(len(ids), TEXT_REGIONS.index("unknown"), np.uint8),
+        text=target.tokenizer.decode(ids),
+        notes=("the prompt came as token ids: its regions are unknown",),
+    )
+
+
+def _batches(
+    job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
+) -> Iterator[list[PromptInput]]:
+    """Batches of prompts; of equal length where the target cannot pad."""
+    if target.can_pad:
+        groups = [list(prompts)]
+    else:
+
+        def length(prompt: PromptInput) -> int:
+            return len(rendered[prompt.prompt_id].token_ids)
+
+        groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
+    for group in groups:
+        for begin in range(0, len(group), job.batch_size):
+            yield group[begin : begin + job.batch_size]
+
+
+def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:
+    num_tokens = len(trace.token_ids)
+    region = np.full(num_tokens, TEXT_REGIONS.index("response"), np.uint8)
+    region[: trace.num_prompt_tokens] = head.region
+    agreement, mean_logprob = float("nan"), float("nan")
+    if trace.is_forced and trace.num_response_tokens:
+        text = trace.token_ids[trace.num_prompt_tokens :]
+        agreement = float((trace.logits.argmax(dim=-1) == text).float().mean())
+        mean_logprob = float(trace.logits.float().log_softmax(dim=-1).gather(1, text[:, None]).mean())
+    return PromptRecord(
+        prompt_id=prompt.prompt_id,
+        system_prompt=cell.system_prompt.name,
+        template=cell.template.name,
+        context_tokens=cell.context_tokens,
+        category=prompt.category,
+        messages=tuple(dict(m) for m in prompt.messages),
+        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
+        region=region,
+        num_prompt_tokens=trace.num_prompt_tokens,
+        num_response_tokens=trace.num_response_tokens,
+        num_continuation_tokens=num_tokens - trace.num_prompt_tokens - trace.num_response_tokens,
+        finish_reason=trace.finish_reason,
+        is_forced=trace.is_forced,
+        text_agreement=agreement,
+        mean_logprob=mean_logprob,
+        notes=head.notes,
+    )
+
+
+def _measure(
+    job: Job,
+    target: Target,
+    drafter: LoadedDrafter,
+    prompt: PromptRecord,
+    trace: TargetTrace,
+    shared: Shared,
+    write_batch: Callable[[Record], None],
+    check: SelfCheck,
+) -> None:
+    """One prompt with one drafter, by the job's engine."""
+    slots = shared.slots.get(drafter.name)
+    if job.engine == "replay" or trace.is_forced:
+        batch = replay(
+            drafter.model, trace, prompt, name=drafter.name, depth=job.depth, sink_slots=job.sink_slots, cache=slots
+        )
+        check.num_ties += batch.num_ties
+        write_batch(batch)
+        return
+    num_prompt, sampler = trace.num_prompt_tokens, Sampler(job.temperature, job.seed)
+    live_trace, rounds = run_live(
+        drafter.model,
+        target,
+        prompt.token_ids[:num_prompt],
+        prompt.region[:num_prompt],
+        prompt_id=prompt.prompt_id,
+        depth=job.depth,
+        max_new_tokens=job.max_new_tokens,
+        sampler=sampler,
+        sink_slots=job.sink_slots,
+        prefix=shared.prefix,
+        slots=slots,
+    )
+    is_same = compare_with_plain(
+        trace, live_trace, sampler, check, is_float32=job.dtype == "float32", prompt_id=prompt.prompt_id
+    )
+    if not rounds.starts:
+        check.num_too_short += 1
+        return
+    batch = record_live(drafter.model, live_trace, rounds, prompt, name=drafter.name, sink_slots=job.sink_slots)
+    check.num_ties += batch.num_ties
+    # a text that differs after a tie has its own length: the plain text's identity does not hold for it
+    write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
+
+
+def compare_with_plain(
+    plain: TargetTrace, live: TargetTrace, sampler: Sampler, check: SelfCheck, *, is_float32: bool, prompt_id: str
+) -> bool:
+    """Losslessness: the live text equals plain decoding, up to ties -> whether it is the same.
+
+    Raises SelfCheckError in float32 when a first difference is no tie; low precision is judged over the whole run.
+    """
+    num_prompt = plain.num_prompt_tokens
+    a = plain.token_ids[num_prompt : num_prompt + plain.num_response_tokens].tolist()
+    b = live.token_ids[num_prompt : num_prompt + live.num_response_tokens].tolist()
+    check.num_texts += 1
+    first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if first is None and len(a) == len(b):
+        check.num_identical += 1
+        return True
+    first = min(len(a), len(b)) - 1 if first is None else first
+    logits = plain.logits[first].float()
+    scores = sampler.scores(logits[None], [(prompt_id, num_prompt + first)])[0]
+    gap = float(scores[a[first]] - scores[b[first]])
+    check.max_first_difference_gap = max(check.max_first_difference_gap, gap)
+    if gap < TIE_LOGIT_GAP:
+        check.num_first_differences_tied += 1
+    elif is_float32:
+        raise SelfCheckError(
+            f"live output differs from plain decoding at response token {first}, with a logit gap of {gap:.3g}",
+            code="not_lossless",
+            where=f"prompt {prompt_id}",
+            remedy="speculative decoding must not change the text: please report this with the target and drafter",
+        )
+    spread = float(logits.max() - logits.min())
+    if gap > LOW_PRECISION_MAX_GAP_SHARE * spread:
+        raise SelfCheckError(
+            f"live output differs from plain decoding by {gap / spread:.3f} of the logits' range",
+            code="not_lossless",
+            where=f"prompt {prompt_id}, response token {first}",
+            remedy="low precision does not explain this: run with --dtype float32 and report the difference",
+        )
+    check.num_large_gaps += gap > LOW_PRECISION_GAP_SHARE * spread
+    return False
+
+
+def _judge(job: Job, check: SelfCheck) -> None:
+    if check.num_texts and check.num_large_gaps > check.num_texts / 2:
+        raise SelfCheckError(
+            f"{check.num_large_gaps} of {check.num_texts} live texts differ from plain decoding by more than rounding",
+            code="not_lossless",
+            where=f"{job.target} in {job.dtype}",
+            remedy="run with --dtype float32",
+        )
