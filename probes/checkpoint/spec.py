@@ -70,7 +70,9 @@ class DrafterSpec:
     rope_parameters: Mapping[str, object]  # transformers >= 5 form: {"rope_type", "rope_theta", ...}; the *draft's*
     sliding_window: tuple[int | None, ...] = (None,)  # per layer, in tokens; None = full attention
 
-    aux_layer_ids: tuple[int, ...]  # boundary ids, ascending: id i = the residual stream entering layer i; n = after the last
+    aux_layer_ids: tuple[
+        int, ...
+    ]  # boundary ids, ascending: id i = the residual stream entering layer i; n = after the last
     use_aux_hidden_state: bool = True  # False: input is the target's final post-norm state, no fc
     has_fc: bool = True
     has_fc_bias: bool = False

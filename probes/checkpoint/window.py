@@ -1,0 +1,84 @@
+"""The drafter's sliding window per layer, as vLLM's Llama-type drafter reads it: `layer_types` with `sliding_window`.
+
+A window of W tokens: a query at slot s attends to slots above s - W, itself included.
+"""
+
+from __future__ import annotations
+
+from probes.checkpoint.spec import Finding, Origin, Source
+from probes.checkpoint.values import Settings, Value
+from probes.errors import CheckpointError
+
+Windows = tuple[int | None, ...]
+
+
+def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Windows], list[Finding]]:
+    """Tokens for each layer, None = full attention. Raises CheckpointError when layer_types and the rest do not fit."""
+    window, types = settings.integer("sliding_window"), settings.texts("layer_types")
+    switch = settings.flag("use_sliding_window")
+    is_off = switch is not None and not switch.value
+    full: Windows = (None,) * num_layers
+    if types is None:
+        if window is None or is_off:
+            origin = Origin(source=Source.engine_default, detail="no layer_types: full attention")
+            return Value(value=full, origin=origin), []
+        ignored = _finding(
+            settings,
+            "sliding_window_ignored",
+            f"`{window.origin.detail}` is {window.value} but there are no `layer_types`: taken as full attention, as "
+            "vLLM's Llama-type drafter does",
+            "If training used the window, add layer_types with sliding_attention",
+        )
+        detail = "vLLM llama.py: no layer_types, full attention"
+        origin = Origin(source=Source.engine_default, detail=detail, is_certain=False)
+        return Value(value=full, origin=origin), [ignored]
+
+    kinds = types.value[:num_layers]
+    if len(kinds) < num_layers or set(types.value) - {"full_attention", "sliding_attention"}:
+        raise _inconsistent(
+            settings,
+            f"`{types.origin.detail}` must give full_attention or sliding_attention for each of {num_layers} layer(s)",
+            "Correct layer_types",
+        )
+    is_sliding = [kind == "sliding_attention" for kind in kinds]
+    if any(is_sliding) and window is None and not is_off:
+        raise _inconsistent(
+            settings,
+            "`layer_types` asks for sliding_attention, but `sliding_window` is absent",
+            "Add sliding_window (tokens) as in training",
+        )
+    findings = []
+    if len(types.value) > num_layers:
+        findings.append(
+            _finding(
+                settings,
+                "layer_types_too_long",
+                f"`{types.origin.detail}` has {len(types.value)} entries for {num_layers} layer(s); the first ones "
+                "count, as in vLLM",
+                "Cut the list: it may have been copied from the target",
+            )
+        )
+    if any(is_sliding) and is_off:
+        findings.append(
+            _finding(
+                settings,
+                "sliding_window_ignored",
+                "`layer_types` asks for sliding_attention, but `use_sliding_window` is false: taken as full attention",
+                "Make the two agree; vLLM's Llama-type drafter does not read use_sliding_window",
+            )
+        )
+    size = None if window is None or is_off else window.value
+    origin = Origin(
+        source=Source.file_key,
+        detail=", ".join(v.origin.detail for v in (types, window, switch) if v is not None),
+        is_certain=not (any(is_sliding) and is_off),
+    )
+    return Value(value=tuple(size if sliding else None for sliding in is_sliding), origin=origin), findings
+
+
+def _finding(settings: Settings, code: str, message: str, remedy: str) -> Finding:
+    return Finding(code=code, severity="warning", message=message, where=settings.where, remedy=remedy)
+
+
+def _inconsistent(settings: Settings, message: str, remedy: str) -> CheckpointError:
+    return CheckpointError(message, code="config_inconsistent", where=settings.where, remedy=remedy)
