@@ -1,0 +1,77 @@
+"""Which runs a folder holds: `driftscope runs list`, and the app's start page.
+
+Reads run.json only. A run whose run.json cannot be read is listed with the reason, never left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from driftscope.runs.files import RUN_SUFFIX
+from driftscope.runs.info import RunStatus
+from driftscope.runs.reader import read_run
+from probes.errors import RunError
+
+
+class RunEntry(BaseModel):
+    """One run; everything after `error` is as run.json says, empty when it cannot be read."""
+
+    path: str
+    name: str
+    error: str | None = None
+    status: RunStatus | None = None
+    engine: str = ""
+    target: str = ""
+    drafters: list[str] = Field(default_factory=list)
+    num_prompts: int = 0
+    num_rounds: int = 0
+    created_at: str = ""
+    updated_at: str = ""
+
+
+class RunList(BaseModel):
+    """`driftscope runs list --json`."""
+
+    schema_version: int = 1
+    folder: str
+    runs: list[RunEntry]
+
+
+def list_runs(folder: str | Path) -> RunList:
+    """Runs in `folder` (NAME.drift, not deeper), newest first; `folder` itself when it is a run.
+
+    Raises RunError `folder_not_found`.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise RunError(
+            "there is no such folder", code="folder_not_found", where=str(root), remedy="Give a folder that holds runs."
+        )
+    paths = (
+        [root] if root.suffix == RUN_SUFFIX else [p for p in root.iterdir() if p.suffix == RUN_SUFFIX and p.is_dir()]
+    )
+    entries = sorted((_entry(path) for path in paths), key=lambda entry: entry.name)
+    entries.sort(key=lambda entry: entry.created_at, reverse=True)
+    return RunList(folder=str(root), runs=entries)
+
+
+def _entry(path: Path) -> RunEntry:
+    try:
+        run = read_run(path)
+    except RunError as error:
+        return RunEntry(path=str(path), name=path.stem, error=str(error))
+    info = run.info
+    return RunEntry(
+        path=str(path),
+        name=path.stem,
+        status=run.status,
+        engine=info.engine,
+        target=info.target.name,
+        drafters=[drafter.name for drafter in info.drafters],
+        num_prompts=info.counts.num_prompts,
+        num_rounds=info.counts.num_rounds,
+        created_at=info.created_at,
+        updated_at=info.updated_at,
+    )

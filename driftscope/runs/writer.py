@@ -1,0 +1,253 @@
+"""Writes a run: takes the records that a measuring part yields, leaves whole files on disk at every moment.
+
+Knows no engine. A batch (one prompt with one drafter) lies whole in one part. Order of every flush: prompts.parquet,
+depths/part-N, rounds/part-N, run.json. The rounds part commits: a depths part without its rounds part was never
+finished and no reader looks at it; rounds never refer to a prompt that is not on disk.
+
+prompts.parquet is rewritten whole when prompts were added, so that it is one file at every moment; the time between
+flushes stretches with what a flush costs, which bounds all writing to about a twentieth of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, RUN_SUFFIX, next_part_number, part_name
+from driftscope.runs.heartbeat import Heartbeat
+from driftscope.runs.info import RUN_JSON, RunInfo, RunStatus, read_info, write_info
+from driftscope.runs.parquet import read_table, write_table
+from driftscope.runs.reader import batches_on_disk, prompt_keys
+from driftscope.runs.recover import Recovery, recover, refuse_if_being_written
+from driftscope.runs.schema import INTERVENTION_SCHEMA, PROMPT_SCHEMA, BatchKey, PromptKey
+from driftscope.runs.to_arrow import batch_key, depth_table, prompt_key, prompt_table, round_table
+from probes.errors import RunError
+from probes.record import PromptRecord, Record
+
+FLUSH_ROUNDS = 2_000
+FLUSH_SECONDS = 5.0
+FLUSH_COST_RATIO = 20  # seconds of work between flushes for each second that the last flush took
+
+
+class RunWriter:
+    """A run being written; use it as a context manager.
+
+    Leaving it without an error marks the run complete, on KeyboardInterrupt incomplete, on another error failed; what
+    was given to `write_batch` before is on disk in each case. A killed process leaves the run `running` with a dead
+    writer, which every reader recognises.
+    """
+
+    complete_batches: set[BatchKey]
+    """Batches that are written; a resumed job leaves them out. One without a single round leaves no trace here."""
+    recovery: Recovery | None
+    """What resuming had to set right first; None for a new run."""
+
+    def __init__(self, path: str | Path, info: RunInfo, *, overwrite: bool = False) -> None:
+        """Create the folder `path` (its name ends in .drift). Raises RunError `bad_run_name`, `run_exists` when it is
+        there and `overwrite` is not asked for, `run_is_being_written`, `not_a_run` rather than delete what is no run."""
+        run = Path(path)
+        if run.suffix != RUN_SUFFIX:
+            raise RunError(
+                f"a run's name ends in {RUN_SUFFIX}",
+                code="bad_run_name",
+                where=str(run),
+                remedy=f"Call it {run.name}{RUN_SUFFIX}.",
+            )
+        if run.exists():
+            _make_way(run, overwrite)
+        now = _now()
+        self._start(run, info.model_copy(update={"status": RunStatus.running, "created_at": now, "updated_at": now}))
+        run.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = run.with_name(f".{run.name}.new")  # a run appears with its run.json or not at all
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for folder in (unfinished, unfinished / ROUNDS, unfinished / DEPTHS):
+            folder.mkdir(mode=0o700)
+        write_info(unfinished, self._info)
+        unfinished.rename(run)
+
+    @classmethod
+    def resume(cls, path: str | Path, *, plan: Mapping[str, Any] | None = None) -> Self:
+        """Go on with a run that was stopped. Repairs it first (`recovery` says what was done), then appends.
+
+        With `plan` given, it must equal the stored one. Raises RunError `run_is_being_written`, `plan_differs`, and
+        those of `read_info`.
+        """
+        run = Path(path)
+        info = read_info(run)
+        refuse_if_being_written(run)
+        if plan is not None and dict(plan) != info.plan:
+            names = sorted(k for k in {*plan, *info.plan} if plan.get(k) != info.plan.get(k))
+            raise RunError(
+                f"the run was started with another plan (it differs in {', '.join(names)})",
+                code="plan_differs",
+                where=str(run / RUN_JSON),
+                remedy="Resume with the same options, or write to another folder.",
+            )
+        recovery = recover(run)
+        info = read_info(run)
+        writer = cls.__new__(cls)
+        writer._start(run, info.model_copy(update={"status": RunStatus.running, "finished_at": None, "error": None}))
+        writer.recovery = recovery
+        if (run / PROMPTS).exists():
+            prompts = read_table(run / PROMPTS, PROMPT_SCHEMA)
+            hashes = prompts["token_ids_sha256"].to_pylist()
+            writer._prompts = [prompts]
+            writer._prompt_hashes = dict(zip(prompt_keys(prompts), hashes, strict=True))
+        on_disk = batches_on_disk(run)
+        writer.complete_batches = set(on_disk.keys)
+        writer._next_round_id = on_disk.last_round_id + 1
+        writer._part_number = next_part_number(run)
+        write_info(run, writer._info)
+        return writer
+
+    def _start(self, run: Path, info: RunInfo) -> None:
+        self.path = run
+        self.complete_batches = set()
+        self.recovery = None
+        self._info = info
+        self._prompts: list[pa.Table] = []  # all of the run
+        self._prompt_hashes: dict[PromptKey, str] = {}  # of their token ids
+        self._has_new_prompts = False
+        self._buffer: list[tuple[pa.Table, pa.Table]] = []  # rounds and depths of each batch not yet on disk
+        self._num_buffered_rounds = 0
+        self._next_round_id = 0
+        self._part_number = 0
+        self._last_flush = time.monotonic()
+        self._last_flush_seconds = 0.0
+        self._resources = ExitStack()
+
+    @property
+    def info(self) -> RunInfo:
+        """run.json as it stands."""
+        return self._info
+
+    def __enter__(self) -> Self:
+        self._resources.enter_context(Heartbeat(self.path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._resources:
+            self.flush()
+            if error is None:
+                status = RunStatus.complete
+            else:
+                status = RunStatus.failed if isinstance(error, Exception) else RunStatus.incomplete
+            update = {"status": status, "finished_at": _now(), "error": str(error) if error is not None else None}
+            self._info = self._info.model_copy(update=update)
+            write_info(self.path, self._info)
+
+    def write_batch(self, record: Record) -> None:
+        """Take a prompt, or all rounds of one prompt with one drafter; flush when it is time.
+
+        A prompt comes before its rounds (RunError `unknown_prompt`). A prompt that is there already is passed over
+        when its tokens are the same, replaced when no batch uses it, and RunError `prompt_changed` otherwise. A batch
+        that is there already is RunError `batch_exists`.
+        """
+        if isinstance(record, PromptRecord):
+            self._add_prompt(record)
+        else:
+            key = batch_key(record)
+            if key.prompt not in self._prompt_hashes:
+                raise RunError(
+                    f"rounds of a prompt that was not written before them: {key}",
+                    code="unknown_prompt",
+                    where=str(self.path),
+                )
+            if key in self.complete_batches:
+                raise RunError(f"this batch is in the run already: {key}", code="batch_exists", where=str(self.path))
+            rounds = round_table(record, self._next_round_id)
+            depths = depth_table(record, self._next_round_id, has_text=self._info.has_text)
+            self._buffer.append((rounds, depths))
+            self._next_round_id += rounds.num_rows
+            self._num_buffered_rounds += rounds.num_rows
+            self.complete_batches.add(key)
+        elapsed = time.monotonic() - self._last_flush
+        is_due = self._num_buffered_rounds >= FLUSH_ROUNDS or elapsed >= FLUSH_SECONDS
+        if is_due and elapsed >= FLUSH_COST_RATIO * self._last_flush_seconds:
+            self.flush()
+
+    def write_interventions(self, table: pa.Table) -> None:
+        """Store interventions.parquet (`INTERVENTION_SCHEMA`), replacing what was there."""
+        write_table(self.path / INTERVENTIONS, table.select(INTERVENTION_SCHEMA.names).cast(INTERVENTION_SCHEMA))
+
+    def flush(self) -> None:
+        """Put everything that was given so far on disk."""
+        begin = time.monotonic()
+        if self._has_new_prompts:
+            self._prompts = [pa.concat_tables(self._prompts)]
+            write_table(self.path / PROMPTS, self._prompts[0])
+        counts = self._info.counts.model_copy(update={"num_prompts": len(self._prompt_hashes)})
+        part_number = self._part_number
+        if any(rounds.num_rows for rounds, _ in self._buffer):
+            rounds = pa.concat_tables([rounds for rounds, _ in self._buffer])
+            depths = pa.concat_tables([depths for _, depths in self._buffer])
+            write_table(self.path / DEPTHS / part_name(part_number), depths)
+            write_table(self.path / ROUNDS / part_name(part_number), rounds)
+            counts.num_batches += sum(rounds.num_rows > 0 for rounds, _ in self._buffer)
+            counts.num_rounds += rounds.num_rows
+            counts.num_depth_rows += depths.num_rows
+            counts.num_parts += 1
+            part_number += 1
+        info = self._info.model_copy(update={"counts": counts, "updated_at": _now()})
+        # Without a call in between no signal is handled here: an interrupted flush is repeated whole, under the same
+        # part number, or not at all.
+        self._buffer, self._num_buffered_rounds, self._has_new_prompts = [], 0, False
+        self._part_number, self._info = part_number, info
+        write_info(self.path, self._info)
+        self._last_flush = time.monotonic()
+        self._last_flush_seconds = self._last_flush - begin
+
+    def _add_prompt(self, record: PromptRecord) -> None:
+        key = prompt_key(record)
+        row = prompt_table(record, has_text=self._info.has_text)
+        digest = row["token_ids_sha256"][0].as_py()
+        known = self._prompt_hashes.get(key)
+        if known == digest:
+            return
+        if known is not None:
+            if any(batch.prompt == key for batch in self.complete_batches):
+                raise RunError(
+                    f"this prompt now has another text, but rounds of the former one are stored: {key}",
+                    code="prompt_changed",
+                    where=str(self.path),
+                    remedy="Resume with the same target, options and seed, or write to another folder.",
+                )
+            table = pa.concat_tables(self._prompts)
+            self._prompts = [table.filter(pa.array([found != key for found in prompt_keys(table)]))]
+        self._prompts.append(row)
+        self._prompt_hashes[key] = digest
+        self._has_new_prompts = True
+
+
+def _make_way(run: Path, overwrite: bool) -> None:
+    """Remove an existing run when that is asked for, else say why not."""
+    if not overwrite:
+        raise RunError(
+            "there is something of this name already",
+            code="run_exists",
+            where=str(run),
+            remedy="Resume it, ask to overwrite it, or choose another name.",
+        )
+    if not (run / RUN_JSON).is_file():
+        raise RunError(
+            "this is no run, it will not be overwritten",
+            code="not_a_run",
+            where=str(run),
+            remedy="Choose another name.",
+        )
+    refuse_if_being_written(run)
+    shutil.rmtree(run)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

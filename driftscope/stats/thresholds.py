@@ -1,0 +1,24 @@
+"""Every number that a statement of driftscope hangs on, in one place, with the reason for its value.
+
+Knows no data. Units and meaning stand beside each constant; nothing else in the package may hide such a number.
+"""
+
+from __future__ import annotations
+
+# Degenerate text: a looping answer is easy to draft and inflates acceptance, so it leaves the headline.
+DEGENERATE_MIN_TOKENS = 24  # shorter responses are never called degenerate
+DEGENERATE_TAIL_TOKENS = 48  # the last tokens that are searched for a period
+DEGENERATE_MAX_PERIOD_TOKENS = 16  # longest loop, also at most a third of the tail
+DEGENERATE_NGRAM_TOKENS = 4
+DEGENERATE_MIN_DISTINCT_NGRAM_SHARE = 0.4  # distinct n-grams / n-grams below this is degenerate
+
+# Intervals: the prompt is the unit that is resampled, since rounds of one prompt are not independent.
+INTERVAL_CONFIDENCE = 0.95
+INTERVAL_MIN_PROMPTS = 5  # fewer: no interval
+BOOTSTRAP_MIN_PROMPTS = 20  # fewer: jackknife with Student's t; from here: BCa bootstrap
+BOOTSTRAP_RESAMPLES = 9_999
+BOOTSTRAP_SEED = 20_260_501
+
+# Self-checks of a stored run.
+MASS_SUM_TOLERANCE = 1e-3  # per head; attention masses of disjoint regions sum to 1
+FUSION_SUM_TOLERANCE = 1e-5  # times sum |share|; signed shares of the fused state sum to 1
