@@ -125,7 +125,12 @@ def random_tensors(spec: DrafterSpec, seed: int) -> dict[str, Tensor]:
         tensors[at + "input_layernorm.weight"] = norm_gain(hidden)
         tensors[at + "post_attention_layernorm.weight"] = norm_gain(hidden)
         for name, num_out in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            tensors[at + f"self_attn.{name}_proj.weight"] = linear(num_out, width, 1.5)
+            weight = linear(num_out, width, 1.5)
+            if (
+                i == 0 and not spec.has_hidden_norm
+            ):  # nothing holds the state's size down: keep softmax out of saturation
+                weight[:, hidden:] /= 5
+            tensors[at + f"self_attn.{name}_proj.weight"] = weight
         tensors[at + "self_attn.o_proj.weight"] = linear(hidden, q_size)
         if spec.attention_bias:
             for name, num_out in (("q", q_size), ("k", kv_size), ("v", kv_size), ("o", hidden)):
