@@ -1,8 +1,8 @@
 """The drafter's forward pass against vLLM's own module, inside a running engine: every slot of every round and depth.
 
-Both get the same inputs: vLLM's captured target states for the fusion, and for the decoder the token ids, positions and
-states that vLLM gave its module, in the order in which it gave them. So also slots that vLLM drafts into and later
-overwrites, and the rejected ones that it carries along, must agree.
+Both get the same inputs: vLLM's captured target states (which must equal the project's) for the fusion, and for the
+decoder the token ids, positions and states that vLLM gave its module, in the order in which it gave them. So also slots
+that vLLM drafts into and later overwrites, and the rejected ones that it carries along, must agree.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
+import numpy as np
 import torch
 import vllm_engine
 from safetensors.torch import load_file
 from tiny_pair import TARGET_LAYERS, VOCAB, write_drafter, write_target
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from probes.chain import concat_aux
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.drafter.model import Drafter
-from probes.target import target_config
+from probes.target import Target, target_config
 
 DEPTH, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 5, 24, 12
 TOLERANCE = 1e-4  # of the largest |reference| value, float32
@@ -105,6 +108,13 @@ def load_drafter(folder: Path, target: Path) -> Drafter:
     return Drafter.load(spec, load_tensors(str(folder), spec), target_embedding=embedding)
 
 
+def target_states(target: Path, drafter: Drafter, token_ids: list[int]) -> Tensor:
+    """The project's own capture, [token, fused]."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    capture = Target(model, tokenizer=None, aux_layer_ids=drafter.spec.aux_layer_ids)
+    return concat_aux(drafter, capture.prefill(np.asarray(token_ids)).aux, 0, len(token_ids))
+
+
 class DrafterSlots:
     """The project's drafter with a plain key/value store by slot, attended with a full softmax.
 
@@ -131,7 +141,9 @@ class DrafterSlots:
             distance = positions[:, None] - torch.arange(self.keys.shape[1])  # [query, slot]
             window = spec.sliding_window[i]
             is_visible = (distance >= 0) & (distance < (window or math.inf))
-            attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_visible, -math.inf).softmax(-1), self.values[i])
+            attended = torch.einsum(
+                "hqk,khd->qhd", scores.masked_fill(~is_visible, -math.inf).softmax(-1), self.values[i]
+            )
             stream = layer.finish(attended.flatten(1), made.residual)
         return self.drafter.predict(stream)
 
@@ -157,14 +169,18 @@ def test_forward_pass_equals_vllms(case: Case, target: Path, tmp_path: Path) -> 
 
     prompt = torch.randint(3, VOCAB, (NUM_PROMPT_TOKENS,), generator=torch.Generator().manual_seed(2)).tolist()
     num_slots = NUM_PROMPT_TOKENS + NUM_NEW_TOKENS + 2 * DEPTH
-    with vllm_engine.engine(
-        target, folder, depth=DEPTH, max_model_len=num_slots, max_num_batched_tokens=64, skip_tokenizer_init=True
-    ) as llm:
-        with vllm_engine.recorded(llm) as proposals:
-            [generated] = vllm_engine.generate(llm, [prompt], max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    with (
+        vllm_engine.engine(
+            target, folder, depth=DEPTH, max_model_len=num_slots, max_num_batched_tokens=64, skip_tokenizer_init=True
+        ) as llm,
+        vllm_engine.recorded(llm) as proposals,
+    ):
+        [generated] = vllm_engine.generate(llm, [prompt], max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
     assert len(generated.token_ids) == NUM_NEW_TOKENS
     assert len(proposals) >= len(generated.accepted_drafts) >= 2
+    captured = target_states(target, drafter, prompt)
+    assert_close(captured, proposals[0].aux, f"target states at the boundaries {drafter.spec.aux_layer_ids}")
     slots, draft_ids = DrafterSlots(drafter, num_slots), drafter.target_ids()
     outside = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, draft_ids, False)
     for r, proposal in enumerate(proposals):

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 
@@ -102,10 +101,13 @@ def recorded(llm: object) -> Iterator[list[Proposal]]:
         proposals[-1].draft_token = drafts[0].clone()
         return drafts
 
-    model.combine_hidden_states, model.forward, drafter.propose = recording_combine, recording_forward, recording_propose
+    model.combine_hidden_states, model.forward, drafter.propose = (
+        recording_combine,
+        recording_forward,
+        recording_propose,
+    )
     try:
-        with torch.inference_mode():
-            yield proposals
+        yield proposals
     finally:
         del model.combine_hidden_states, model.forward, drafter.propose
 
