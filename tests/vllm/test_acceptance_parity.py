@@ -63,7 +63,7 @@ def tiny_pair(folder: Path) -> Pair:
     target = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
     drafters = {}
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
-        spec, tensors = matched_drafter(target, seed, **flags)
+        spec, tensors = matched_drafter(target, seed, noise=0.8, **flags)
         write_checkpoint(Drafter.load(spec, tensors), folder / name)
         drafters[name] = str(folder / name)
     return Pair(target=str(folder / "target"), drafters=drafters, max_model_len=256, max_new_tokens=60)
