@@ -8,7 +8,7 @@ go to `write_batch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -18,6 +18,7 @@ from probes.chain import SlotCache, prefill
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
+from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells
 from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
 from probes.live import record_live, run_live
@@ -30,79 +31,6 @@ LOW_PRECISION_GAP_SHARE = 2.0**-6
 """bfloat16/float16: a first difference between live and plain text with a logit gap above this share of the logits' range
 is more than rounding."""
 LOW_PRECISION_MAX_GAP_SHARE = 2.0**-4
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptInput:
-    """One prompt. `messages` without the system prompt of the condition; a response makes it forced."""
-
-    prompt_id: str
-    messages: tuple[Mapping[str, object], ...]
-    category: str | None = None
-    tools: tuple[Mapping[str, object], ...] = ()
-    response: str | None = None
-    token_ids: tuple[int, ...] | None = None  # an already rendered prompt; then `messages` is empty
-    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SystemPrompt:
-    """`text` None with name "none": no system text reaches the target; None with "default": the template's own; None with
-    "prompt": the prompt's own system turn is kept."""
-
-    name: str
-    text: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Template:
-    """`source`: "default" (the tokenizer's), "raw" (no chat template) or a Jinja text."""
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    target: str
-    drafters: Mapping[str, str]  # name -> folder or Hub id
-    prompts: Sequence[PromptInput]
-    system_prompts: Sequence[SystemPrompt] = (SystemPrompt(name="default"),)
-    templates: Sequence[Template] = (Template(name="default", source="default"),)
-    context_tokens: Sequence[int] = (0,)
-    documents: Sequence[str] = ()
-    engine: str = "replay"
-    depth: int = 7  # K
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    sink_slots: int = 1
-    batch_size: int = 8  # prompts decoded together
-    dtype: str = "float32"
-    device: str = "cpu"
-    trust_remote_code: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """After each unit: one prompt with one drafter under one condition."""
-
-    num_done: int
-    num_units: int
-    condition: str
-
-
-@dataclass
-class SelfCheck:
-    """What the run says of itself. `live` against plain decoding; ties are logit gaps below TIE_LOGIT_GAP."""
-
-    num_texts: int = 0  # live texts compared with plain decoding
-    num_identical: int = 0
-    num_first_differences_tied: int = 0
-    max_first_difference_gap: float = 0.0
-    num_large_gaps: int = 0  # low precision only: above LOW_PRECISION_GAP_SHARE of the logits' range
-    num_ties: int = 0
-    num_too_short: int = 0  # prompts whose response has no round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,26 +82,6 @@ def load_models(job: Job) -> Models:
     return Models(target, tuple(drafters))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One condition without the drafter."""
-
-    system_prompt: SystemPrompt
-    template: Template
-    context_tokens: int
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.system_prompt.name, self.template.name, self.context_tokens
-
-    def __str__(self) -> str:
-        return f"{self.system_prompt.name} / {self.template.name} / context {self.context_tokens}"
-
-
-def cells(job: Job) -> list[Cell]:
-    return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]
-
-
 def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
     """The prompt under this condition, with regions. "none" means that no system text reaches the target: where the
     template would insert its own, an empty system turn is sent instead (and noted)."""
@@ -221,7 +129,6 @@ def run_job(
     write_batch: Callable[[Record], None],
     *,
     is_done: Callable[[str, tuple[str, str, int], str], bool] = lambda drafter, cell, prompt_id: False,
-    has_prompt: Callable[[tuple[str, str, int], str], bool] = lambda cell, prompt_id: False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> SelfCheck:
     """Measures everything that is not done yet. Raises SelfCheckError when the numbers contradict themselves."""
@@ -236,20 +143,25 @@ def run_job(
                 if cell.context_tokens
                 else None
             )
-        todo = [p for p in job.prompts if not all(is_done(d.name, cell.key, p.prompt_id) for d in models.drafters)]
-        num_done += (len(job.prompts) - len(todo)) * len(models.drafters)
+
+        def is_measured(prompt_id: str, key: tuple[str, str, int] = cell.key) -> bool:
+            return all(is_done(d.name, key, prompt_id) for d in models.drafters)
+
         on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
-        for prompt, trace, shared in _texts(job, models, cell, documents[cell.context_tokens], todo):
-            if not has_prompt(cell.key, prompt.prompt_id):
+        if all(is_measured(p.prompt_id) for p in job.prompts):
+            num_done += len(job.prompts) * len(models.drafters)
+            continue
+        for batch, shared in _texts(job, models, cell, documents[cell.context_tokens], is_measured):
+            for prompt, trace in batch:
                 write_batch(prompt)
-            for drafter in models.drafters:
-                num_done += 1
-                if not is_done(drafter.name, cell.key, prompt.prompt_id):
-                    if trace.num_response_tokens < 2:
-                        check.num_too_short += 1
-                    else:
-                        _measure(job, models.target, drafter, prompt, trace, shared, write_batch, check)
-                on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+                for drafter in models.drafters:
+                    if not is_done(drafter.name, cell.key, prompt.prompt_id):
+                        if trace.num_response_tokens < 2:
+                            check.num_too_short += 1
+                        else:
+                            _measure(job, models.target, drafter, prompt, trace, shared, write_batch, check)
+                    num_done += 1
+                    on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
     _judge(job, check)
     return check
 
@@ -263,13 +175,14 @@ class Shared:
 
 
 def _texts(
-    job: Job, models: Models, cell: Cell, document: str | None, prompts: Sequence[PromptInput]
-) -> Iterator[tuple[PromptRecord, TargetTrace, Shared]]:
-    """Each prompt's text under this condition, with the prefix it shares."""
-    if not prompts:
-        return
+    job: Job, models: Models, cell: Cell, document: str | None, is_measured: Callable[[str], bool]
+) -> Iterator[tuple[list[tuple[PromptRecord, TargetTrace]], Shared]]:
+    """Each batch of texts under this condition, with the prefix that all prompts share.
+
+    Batches do not depend on what is measured already: a resumed run decodes the same batches, hence the same texts.
+    """
     target = models.target
-    rendered = {p.prompt_id: _render_or_take(target, p, cell, document) for p in prompts}
+    rendered = {p.prompt_id: _render_or_take(target, p, cell, document) for p in job.prompts}
     num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
     some = next(iter(rendered.values())).token_ids
     prefix = target.prefill(some[:num_shared])
@@ -280,8 +193,9 @@ def _texts(
     }
     shared = Shared(prefix, slots)
     sampler = Sampler(job.temperature, job.seed)
-    free = [p for p in prompts if p.response is None]
-    for batch in _batches(job, target, free, rendered):
+    for batch in _batches(job, target, [p for p in job.prompts if p.response is None], rendered):
+        if all(is_measured(p.prompt_id) for p in batch):
+            continue
         traces = target.write(
             [rendered[p.prompt_id].token_ids for p in batch],
             [p.prompt_id for p in batch],
@@ -290,14 +204,15 @@ def _texts(
             sampler=sampler,
             prefix=prefix,
         )
-        for prompt, trace in zip(batch, traces, strict=True):
-            yield _prompt_record(prompt, cell, rendered[prompt.prompt_id], trace), trace, shared
-    for prompt in (p for p in prompts if p.response is not None):
-        head = rendered[prompt.prompt_id]
-        response = target.tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
-        text = np.concatenate([head.token_ids, np.asarray(response, np.int32)])
-        trace = target.read(text, len(head.token_ids), prefix=prefix)
-        yield _prompt_record(prompt, cell, head, trace), trace, shared
+        pairs = zip(batch, traces, strict=True)
+        yield [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs], shared
+    for prompt in job.prompts:
+        if prompt.response is not None and not is_measured(prompt.prompt_id):
+            head = rendered[prompt.prompt_id]
+            response = target.tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
+            text = np.concatenate([head.token_ids, np.asarray(response, np.int32)])
+            trace = target.read(text, len(head.token_ids), prefix=prefix)
+            yield [(_prompt_record(prompt, cell, head, trace), trace)], shared
 
 
 def _render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:

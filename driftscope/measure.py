@@ -1,0 +1,161 @@
+"""From a plan to a run on disk: loads the models, measures, writes. Shared by `probe`, `demo` and whoever else starts one.
+
+Imports torch only when called. Knows nothing of consoles: progress goes to a callable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import driftscope
+from driftscope.plan import Plan
+from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+from driftscope.runs.writer import RunWriter
+from probes.conditions import Job, Progress, SelfCheck
+from probes.errors import InputError
+from probes.record import REGIONS
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
+
+REGION_DEFINITIONS = dict(
+    zip(
+        REGIONS,
+        (
+            "slots t+1 .. t+k-1: this chain's own",
+            "slot t, the last verified pair",
+            "the first {sink_slots} slot(s); slot 0 is the pair (token 1, state of token 0): the first token is visible "
+            "to the drafter only through its state",
+            "special tokens, role headers and the generation prompt",
+            "the system prompt",
+            "tool definitions",
+            "the document inserted for the context length",
+            "user turns",
+            "earlier assistant turns",
+            "this turn's verified tokens before slot t",
+            "what could not be attributed",
+            "probability given to a learned softmax sink",
+        ),
+        strict=True,
+    )
+)
+
+
+def need_probe_extra() -> None:
+    """Raises InputError when the packages that measuring needs are not installed."""
+    for name in ("torch", "transformers", "safetensors"):
+        try:
+            version(name)
+        except PackageNotFoundError as error:
+            raise InputError(
+                f"measuring needs {name}, which is not installed",
+                code="probe_extra_missing",
+                remedy="pip install 'driftscope[probe]'",
+            ) from error
+
+
+def measure(
+    plan: Plan,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    argv: list[str] | None = None,
+    on_status: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> SelfCheck:
+    """Makes (or goes on with) the run `out`. Raises InputError before anything is written, SelfCheckError at the end."""
+    need_probe_extra()
+    on_status("reading prompts")
+    job, notes = plan.job()
+    from probes.job import load_models, run_job
+
+    on_status("loading target and drafters")
+    models = load_models(job)
+    stored_plan = plan.model_dump(mode="json")
+    if resume:
+        writer = RunWriter.resume(out, plan=stored_plan)
+    else:
+        info = _run_info(plan, job, models, notes, sys.argv if argv is None else argv)
+        writer = RunWriter(out, info, overwrite=overwrite)
+    done = {
+        (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
+        for b in writer.complete_batches
+    }
+    with writer:
+        check = run_job(
+            job,
+            models,
+            writer.write_batch,
+            is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
+            on_progress=on_progress,
+        )
+    return check
+
+
+def _run_info(plan: Plan, job: Job, models: Any, notes: list[str], argv: list[str]) -> RunInfo:
+    import torch
+
+    from probes.checkpoint.files import file_hashes
+
+    config = models.target.config
+    drafters = [
+        DrafterInfo.from_spec(d.name, job.drafters[d.name], d.spec, files_sha256=file_hashes(job.drafters[d.name]))
+        for d in models.drafters
+    ]
+    is_cuda = job.device.startswith("cuda")
+    return RunInfo(
+        engine=job.engine,
+        depth=job.depth,
+        temperature=job.temperature,
+        acceptance_rule="standard rejection sampling of greedy drafts: accepted when equal to the target's token",
+        sink_slots=job.sink_slots,
+        has_text=plan.text,
+        plan=plan.model_dump(mode="json"),
+        target=TargetInfo(
+            name=plan.target,
+            path=job.target,
+            model_type=config.model_type,
+            num_layers=models.target.num_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            files_sha256=_target_hashes(Path(job.target)),
+        ),
+        drafters=drafters,
+        provenance=Provenance(
+            driftscope_version=driftscope.__version__,
+            python_version=platform.python_version(),
+            platform=platform.platform(),
+            packages={name: version(name) for name in PACKAGES},
+            device=job.device,
+            gpu_name=torch.cuda.get_device_name(job.device) if is_cuda else None,
+            dtype=job.dtype,
+            attention_backend="aten efficient attention" if is_cuda else "aten flash attention for CPU",
+            template_sha256={
+                t.name: hashlib.sha256(_template_text(models, t.source).encode()).hexdigest() for t in job.templates
+            },
+            seed=job.seed,
+            argv=argv,
+        ),
+        region_definitions={name: text.format(sink_slots=job.sink_slots) for name, text in REGION_DEFINITIONS.items()},
+        notes=notes,
+    )
+
+
+def _template_text(models: Any, source: str) -> str:
+    return str(models.target.tokenizer.chat_template or "") if source == "default" else source
+
+
+def _target_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of a local target's config, tokenizer and weights; empty for a Hub id, whose name has the revision."""
+    hashes: dict[str, str] = {}
+    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+        if path.suffix in (".json", ".jinja", ".model", ".safetensors"):
+            with path.open("rb") as file:
+                hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

@@ -1,0 +1,184 @@
+"""A plan: everything that `driftscope probe` can be asked for, from a TOML file, options or both.
+
+Knows files and names; what is measured from it is a `probes.conditions.Job`. Paths in a plan file are relative to it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
+from driftscope.prompts import read_prompts
+from probes.conditions import Job, PromptInput, SystemPrompt, Template
+from probes.errors import InputError
+
+BUILT_IN_SYSTEM_PROMPTS = ("none", "default", "prompt")
+BUILT_IN_TEMPLATES = ("default", "raw")
+MAX_TEXT_BYTES = 16 << 20
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Plan(BaseModel):
+    """Options of `driftscope probe`; the same names, with underscores, stand in a plan file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = Field(description="folder or Hub id of the target; `demo` is the built-in one")
+    drafter: dict[str, str] = Field(
+        min_length=1, description="name -> folder or Hub id; `demo:eagle3`, `demo:eagle3.1`"
+    )
+    prompts: str | None = Field(None, description="prompt file; left out: the built-in user turns")
+    prompt_format: str | None = Field(None, description="format of the prompt file; left out: detected")
+    num_prompts: Positive | None = Field(None, description="only the first so many prompts")
+    system_prompt: dict[str, str | None] = Field(
+        default_factory=dict, description="name -> text file; none, default and prompt (the prompt's own) need no file"
+    )
+    template: dict[str, str | None] = Field(
+        default_factory=dict, description="name -> Jinja file; default and raw (no chat template) need no file"
+    )
+    context_tokens: list[Annotated[int, Field(ge=0)]] = Field(
+        [0], min_length=1, description="document lengths, in tokens"
+    )
+    documents: list[str] = Field(default_factory=list, description="text files; left out: the built-in documents")
+    engine: Literal["replay", "live"] = Field("replay", description="replay: all starts at once; live: the real loop")
+    depth: Annotated[int, Field(ge=1, le=64)] = Field(7, description="K, drafts in a round")
+    max_new_tokens: Annotated[int, Field(ge=2)] = Field(128, description="longest response")
+    temperature: Annotated[float, Field(ge=0, le=10)] = Field(0.0, description="of the target")
+    draft_sample_method: Literal["greedy"] = Field("greedy", description="how drafts are chosen")
+    seed: int = 0
+    sink_slots: Positive = Field(1, description="how many first slots count as the sink")
+    batch_size: Positive = Field(8, description="prompts decoded together")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = Field("cpu", description="torch device, e.g. cuda")
+    text: bool = Field(True, description="store prompt text and token ids; without: hashes only")
+    trust_remote_code: bool = Field(False, description="let the target's repository run its own code")
+
+    @model_validator(mode="after")
+    def _known_names(self) -> Plan:
+        for name, path in self.system_prompt.items():
+            if path is None and name not in BUILT_IN_SYSTEM_PROMPTS:
+                raise ValueError(
+                    f"system prompt {name!r} needs a file (built in: {', '.join(BUILT_IN_SYSTEM_PROMPTS)})"
+                )
+        for name, path in self.template.items():
+            if path is None and name not in BUILT_IN_TEMPLATES:
+                raise ValueError(f"template {name!r} needs a file (built in: {', '.join(BUILT_IN_TEMPLATES)})")
+        return self
+
+    def job(self) -> tuple[Job, list[str]]:
+        """Reads all files -> (what to measure, notes for the reader). Raises InputError."""
+        sample = None if self.prompts and (self.documents or not any(self.context_tokens)) else sample_prompts()
+        path = Path(self.prompts) if self.prompts else sample / "user_turns.jsonl"  # type: ignore[operator]
+        file = read_prompts(path, format=self.prompt_format)
+        prompts = file.prompts[: self.num_prompts]
+        notes = [f"{path.name}: {note} ({count} prompts)" for note, count in file.notes.items()]
+        documents: list[str] = []
+        if any(self.context_tokens):
+            paths = [Path(d) for d in self.documents] or sorted((sample / "documents").glob("*.txt"))  # type: ignore[operator]
+            documents = [read_text(p, "document") for p in paths]
+        job = Job(
+            target=resolve_target(self.target),
+            drafters={name: resolve_drafter(where) for name, where in self.drafter.items()},
+            prompts=prompts,
+            system_prompts=self._system_prompts(prompts),
+            templates=[
+                Template(name=name, source=name if path is None else read_text(Path(path), "template"))
+                for name, path in (self.template or {"default": None}).items()
+            ],
+            context_tokens=sorted(set(self.context_tokens)),
+            documents=documents,
+            engine=self.engine,
+            depth=self.depth,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            sink_slots=self.sink_slots,
+            batch_size=self.batch_size,
+            dtype=self.dtype,
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+        )
+        return job, notes
+
+    def _system_prompts(self, prompts: tuple[PromptInput, ...]) -> list[SystemPrompt]:
+        """Left out: the prompts' own system turns where there are any, else the template's default."""
+        has_own = any(m.get("role") in ("system", "developer") for p in prompts for m in p.messages)
+        asked = self.system_prompt or {"prompt" if has_own else "default": None}
+        return [
+            SystemPrompt(name=name, text=None if path is None else read_text(Path(path), "system prompt").strip())
+            for name, path in asked.items()
+        ]
+
+
+def read_text(path: Path, what: str) -> str:
+    """A UTF-8 text file. Raises InputError naming it."""
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise InputError(
+                f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
+            )
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(
+            f"the {what} cannot be read: {error.strerror}",
+            code="file_not_readable",
+            where=str(path),
+            remedy="check the path",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the {what} is not UTF-8 (byte {error.start})",
+            code="file_not_utf8",
+            where=str(path),
+            remedy="convert it to UTF-8",
+        ) from error
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan file's options, its paths made absolute. Raises InputError naming file and place."""
+    try:
+        options = tomllib.loads(read_text(path, "plan"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the plan is no TOML: {error}", code="bad_plan", where=str(path), remedy="mend it") from error
+
+    def absolute(value: object) -> object:
+        if not isinstance(value, str) or value in BUILT_IN_SYSTEM_PROMPTS + BUILT_IN_TEMPLATES:
+            return value
+        return str(path.parent / value) if (path.parent / value).exists() else value
+
+    for key in ("system_prompt", "template"):
+        if isinstance(options.get(key), list):  # names of built-in ones only
+            options[key] = {name: None for name in options[key]}
+    for key, value in options.items():
+        if key in ("target", "prompts"):
+            options[key] = absolute(value)
+        elif key == "documents" and isinstance(value, list):
+            options[key] = [absolute(item) for item in value]
+        elif key in ("drafter", "system_prompt", "template") and isinstance(value, dict):
+            options[key] = {
+                name: None
+                if item in (name, "") and name in BUILT_IN_SYSTEM_PROMPTS + BUILT_IN_TEMPLATES
+                else absolute(item)
+                for name, item in value.items()
+            }
+    return options
+
+
+def make_plan(options: dict[str, Any], *, where: str) -> Plan:
+    """Checks the options. Raises InputError naming the option."""
+    try:
+        return Plan(**options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "plan"
+        raise InputError(
+            f"{name}: {first['msg']}",
+            code="bad_option",
+            where=where,
+            remedy="`driftscope probe --help` lists every option",
+        ) from error

@@ -1,0 +1,102 @@
+"""What to measure: prompts, conditions, models and options, as plain frozen dataclasses. No torch here.
+
+Knows nothing of how it is measured (`probes.job`) nor of the files it was asked for in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInput:
+    """One prompt. `messages` without the system prompt of the condition; a response makes it forced."""
+
+    prompt_id: str
+    messages: tuple[Mapping[str, object], ...]
+    category: str | None = None
+    tools: tuple[Mapping[str, object], ...] = ()
+    response: str | None = None
+    token_ids: tuple[int, ...] | None = None  # an already rendered prompt; then `messages` is empty
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemPrompt:
+    """`text` None with name "none": no system text reaches the target; None with "default": the template's own; None with
+    "prompt": the prompt's own system turn is kept."""
+
+    name: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """`source`: "default" (the tokenizer's), "raw" (no chat template) or a Jinja text."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    target: str
+    drafters: Mapping[str, str]  # name -> folder or Hub id
+    prompts: Sequence[PromptInput]
+    system_prompts: Sequence[SystemPrompt] = (SystemPrompt(name="default"),)
+    templates: Sequence[Template] = (Template(name="default", source="default"),)
+    context_tokens: Sequence[int] = (0,)
+    documents: Sequence[str] = ()
+    engine: str = "replay"
+    depth: int = 7  # K
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    sink_slots: int = 1
+    batch_size: int = 8  # prompts decoded together
+    dtype: str = "float32"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """After each unit: one prompt with one drafter under one condition."""
+
+    num_done: int
+    num_units: int
+    condition: str
+
+
+@dataclass
+class SelfCheck:
+    """What the run says of itself. `live` against plain decoding; ties are logit gaps below TIE_LOGIT_GAP."""
+
+    num_texts: int = 0  # live texts compared with plain decoding
+    num_identical: int = 0
+    num_first_differences_tied: int = 0
+    max_first_difference_gap: float = 0.0
+    num_large_gaps: int = 0  # low precision only: above LOW_PRECISION_GAP_SHARE of the logits' range
+    num_ties: int = 0
+    num_too_short: int = 0  # prompts whose response has no round
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One condition without the drafter."""
+
+    system_prompt: SystemPrompt
+    template: Template
+    context_tokens: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.system_prompt.name, self.template.name, self.context_tokens
+
+    def __str__(self) -> str:
+        return f"{self.system_prompt.name} / {self.template.name} / context {self.context_tokens}"
+
+
+def cells(job: Job) -> list[Cell]:
+    return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]
