@@ -1,5 +1,6 @@
 """Any producer's EAGLE-3 / EAGLE-3.1 drafter -> one `DrafterSpec` and its tensors under canonical names.
 
-`spec` says what a drafter is; `files` finds config and tensor headers; `producers/` has one file per producer; `read`
-puts them together without torch; `tensors` loads the weights (torch). What is missing, unused or mis-shaped is reported.
+Entrances: `read.read_spec`, `tensors.load_tensors` (torch), `files.file_hashes`. `spec` says what a drafter is; `files`,
+`hub` and `safetensors_file` find and parse; `producers/` has one file per producer; `aux_ids`, `rope`, `window` and `vocab`
+each settle one thing; `layout` names and shapes the tensors. What is missing, unused or mis-shaped is reported.
 """

@@ -14,7 +14,7 @@ FOREIGN_PARTS = ("q_norm.", "k_norm.", "kv_a_proj_with_mqa", "kv_b_proj", "mask_
 
 
 class AuxIdConvention(StrEnum):
-    """What the id of a captured target layer means (eagle_facts 2.0 in words: r_i = the stream after i layers)."""
+    """What the id of a captured target layer means (r_i = the residual stream after i layers)."""
 
     boundary = "boundary"  # id i: the stream entering layer i, r_i
     output = "output"  # id j: the output of layer j, r_{j+1}

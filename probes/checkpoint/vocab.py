@@ -1,7 +1,7 @@
 """The draft vocabulary's map: d2t (offset: target id = draft id + d2t[draft id]) checked against itself and t2d.
 
-In every producer read d2t is an offset and t2d a mask over the target's ids with exactly draft_vocab_size true entries
-(eagle_facts 2.2). Engines check nothing; a wrong map costs almost all acceptance without an error.
+In every producer read d2t is an offset and t2d a mask over the target's ids with exactly draft_vocab_size true entries.
+Engines check nothing; a wrong map costs almost all acceptance without an error.
 """
 
 from __future__ import annotations
