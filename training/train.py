@@ -1,0 +1,292 @@
+"""Trains EAGLE-3 and EAGLE-3.1 of one seed side by side: same rows, same target pass, same number of steps.
+
+    python -m training.train --target FOLDER --data A.npz B.npz --out FOLDER --seed 0 --steps 9000
+
+Does not know where the conversations come from, nor how the result is judged (`training.evaluate`). Objective: the
+training-time test of EAGLE-3 (`training.chain`) to `--depth` with weights 0.8^k; soft cross-entropy against the target's
+distribution over the draft vocabulary (not renormalised: a token that the drafter cannot name pulls nowhere).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from probes.drafter.model import Drafter
+from training.attention import Packing, attend_flash, attend_plain
+from training.chain import run_chains
+from training.conversations import Conversations, Row, draft_vocabulary, rows
+from training.llama import Llama
+from training.write_checkpoint import demo_spec, write_checkpoint
+
+KINDS = ("eagle3", "eagle3.1")
+DEPTH_DECAY = 0.8  # weight of depth k is 0.8^(k-1), as in SafeAILab and SpecForge
+PROMPT_WEIGHT = 0.1  # of tokens that the target did not write as an answer
+LOGIT_ROWS = 4096  # rows of full-vocabulary logits held at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    seed: int
+    steps: int
+    depth: int = 7
+    row_tokens: int = 16384  # tokens of a step
+    draft_vocab_size: int = 6144
+    intermediate_size: int = 1536
+    learning_rate: float = 1e-3
+    warmup_share: float = 0.02
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+
+class Lesson(NamedTuple):
+    """One row as the drafters see it, on the device."""
+
+    embeds: Tensor  # [token, hidden]
+    aux: Tensor  # [token, fused]
+    p: Tensor  # [token, draft_vocab]: the target's probability of the next token, sums to its mass inside the vocabulary
+    best: Tensor  # [token]: the draft id of the target's argmax, -1 outside the vocabulary
+    positions: Tensor  # [token]
+    weight: Tensor  # [token]: loss weight of predicting this token
+    conversation: Tensor  # [token]
+    packing: Packing  # over the rows that are starts
+
+
+class Trainee:
+    """One drafter with its optimizer."""
+
+    def __init__(self, kind: str, target: Llama, vocabulary: np.ndarray, recipe: Recipe, device: str) -> None:
+        spec = demo_spec(
+            kind,
+            target.config,
+            draft_vocab_size=recipe.draft_vocab_size,
+            intermediate_size=recipe.intermediate_size,
+        )
+        torch.manual_seed(recipe.seed)  # the same for both kinds: norms draw nothing, so shared tensors start equal
+        self.kind = kind
+        self.drafter = Drafter(spec)
+        ids = torch.from_numpy(vocabulary)
+        with torch.no_grad():
+            self.drafter.d2t.copy_(ids - torch.arange(len(ids)))
+            self.drafter.lm_head.weight.copy_(target.lm_head[ids.to(target.lm_head.device)])
+            self.drafter.norm.weight.copy_(target.norm)
+        self.drafter.embed_tokens = torch.nn.Embedding(
+            0, spec.hidden_size
+        )  # shared with the target, frozen, not stored
+        self.drafter.to(device)
+        self.parameters = [w for name, w in self.drafter.named_parameters() if name != "embed_tokens.weight"]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=recipe.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=recipe.weight_decay,
+            fused=device != "cpu",
+        )
+        compiled = torch.compile if device != "cpu" else (lambda function: function)
+        self.project = compiled(self.drafter.layers[0].project)
+        self.finish = compiled(self._finish)
+
+    def _finish(
+        self, attended: Tensor, residual: Tensor, p: Tensor, weight: Tensor, best: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-> (weighted mean cross-entropy, top-1 agreement with the target, the state fed back)."""
+        logits, feedback = self.drafter.predict(self.drafter.layers[0].finish(attended, residual))
+        logits, p = logits.float(), p.float()
+        loss = p.sum(-1) * logits.logsumexp(-1) - (p * logits).sum(-1)
+        total = weight.sum().clamp_min(1.0)
+        is_answer = weight == 1.0
+        agreement = ((logits.argmax(-1) == best) & is_answer).sum() / is_answer.sum().clamp_min(1)
+        return (weight * loss).sum() / total, agreement, feedback
+
+    def loss(self, lesson: Lesson, depth: int) -> tuple[Tensor, Tensor]:
+        """-> (the loss over all depths, agreement [depth])."""
+        num_starts = len(lesson.packing.conversation)
+        losses: list[Tensor] = []
+        agreements: list[Tensor] = []
+
+        def tail(k: int, attended: Tensor, residual: Tensor) -> Tensor:
+            label = slice(k + 2, k + 2 + num_starts)  # depth k+1 predicts token t0+k+2 from the state at t0+k+1
+            is_inside = lesson.conversation[label] == lesson.conversation[:num_starts]
+            before = slice(k + 1, k + 1 + num_starts)
+            loss, agreement, feedback = self.finish(
+                attended, residual, lesson.p[before], lesson.weight[label] * is_inside, lesson.best[before]
+            )
+            losses.append(loss * DEPTH_DECAY**k)
+            agreements.append(agreement.detach())
+            return feedback  # type: ignore[no-any-return]
+
+        run_chains(
+            self.drafter,
+            lesson.embeds,
+            lesson.aux,
+            lesson.positions,
+            lesson.packing,
+            depth,
+            attend_flash if lesson.embeds.is_cuda else attend_plain,
+            tail,
+            self.project,
+        )
+        return torch.stack(losses).sum() / sum(DEPTH_DECAY**k for k in range(depth)), torch.stack(agreements)
+
+    def step(self, lesson: Lesson, recipe: Recipe, learning_rate: float) -> tuple[Tensor, Tensor]:
+        is_cuda = lesson.embeds.is_cuda
+        with torch.autocast("cuda" if is_cuda else "cpu", torch.bfloat16, enabled=is_cuda):
+            loss, agreement = self.loss(lesson, recipe.depth)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, recipe.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), agreement
+
+
+class Teacher:
+    """Reads a row with the target once, for both drafters."""
+
+    def __init__(self, target: Llama, vocabulary: np.ndarray, aux_layer_ids: tuple[int, ...]) -> None:
+        self.target = target
+        self.aux_layer_ids = aux_layer_ids
+        device = target.embedding.device
+        ids = torch.from_numpy(vocabulary).to(device)
+        self.draft_head = target.lm_head[ids]
+        self.draft_id = torch.full((len(target.lm_head),), -1, device=device)  # [vocab]
+        self.draft_id[ids] = torch.arange(len(ids), device=device)
+
+    @torch.no_grad()
+    def lesson(self, row: Row, depth: int) -> Lesson:
+        device = self.target.embedding.device
+
+        def move(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        ids, positions, conversation = move(row.ids), move(row.positions), move(row.conversation)
+        num_starts = len(row.ids) - depth - 1
+        whole = Packing(conversation, move(row.starts), row.longest)
+        starts = np.minimum(row.starts, num_starts)
+        packing = Packing(conversation[:num_starts], move(starts), row.longest)
+        attend = attend_flash if ids.is_cuda else attend_plain
+
+        def attend_text(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            nothing = k.new_empty(0, *k.shape)
+            return attend(q, k, v, nothing, nothing, whole)
+
+        states, aux = self.target.states(ids, positions, attend_text, capture=self.aux_layer_ids)
+        lse, best = [], []
+        for part in states.split(LOGIT_ROWS):
+            logits = self.target.logits(part)
+            lse.append(logits.logsumexp(-1))
+            best.append(logits.argmax(-1))
+        p = (F.linear(states, self.draft_head).float() - torch.cat(lse)[:, None]).exp().to(states.dtype)
+        weight = torch.where(move(row.is_response), 1.0, PROMPT_WEIGHT)
+        return Lesson(
+            self.target.embedding[ids],
+            torch.cat(aux, dim=-1),
+            p,
+            self.draft_id[torch.cat(best)],
+            positions,
+            weight,
+            conversation,
+            packing,
+        )
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    warmup = max(1, round(recipe.warmup_share * recipe.steps))
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
+
+
+def train(
+    target: Llama, conversations: Conversations, recipe: Recipe, out: Path, *, log_every: int = 100, save_every: int = 0
+) -> list[dict[str, object]]:
+    """Writes `out/{kind}` for both kinds and `out/log.jsonl`; returns the log's rows."""
+    device = str(target.embedding.device)
+    vocabulary = draft_vocabulary(conversations, recipe.draft_vocab_size)
+    trainees = [Trainee(kind, target, vocabulary, recipe, device) for kind in KINDS]
+    teacher = Teacher(target, vocabulary, trainees[0].drafter.spec.aux_layer_ids)
+    supply = _ahead(conversations, recipe)
+    out.mkdir(parents=True, exist_ok=True)
+    log: list[dict[str, object]] = []
+    begun = time.monotonic()
+    with (out / "log.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(recipe.steps):
+            lesson = teacher.lesson(supply.get(), recipe.depth)
+            results = [trainee.step(lesson, recipe, learning_rate(recipe, step)) for trainee in trainees]
+            if step % log_every == 0 or step == recipe.steps - 1:
+                entry: dict[str, object] = {"step": step, "seconds": round(time.monotonic() - begun, 2)}
+                for trainee, (loss, agreement) in zip(trainees, results, strict=True):
+                    entry[trainee.kind] = {
+                        "loss": round(loss.item(), 4),
+                        "agreement": [round(a, 4) for a in agreement.tolist()],
+                    }
+                log.append(entry)
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                print(json.dumps(entry), flush=True)
+            if step == recipe.steps - 1 or (save_every and step % save_every == save_every - 1):
+                for trainee in trainees:
+                    write_checkpoint(trainee.drafter, out / trainee.kind)
+    return log
+
+
+def _ahead(conversations: Conversations, recipe: Recipe) -> queue.Queue[Row]:
+    """Rows packed by a second thread, a few ahead of the device."""
+    ready: queue.Queue[Row] = queue.Queue(maxsize=8)
+
+    def fill() -> None:
+        supply = rows(conversations, recipe.row_tokens, recipe.seed)
+        for _ in range(recipe.steps):
+            ready.put(next(supply))
+
+    threading.Thread(target=fill, daemon=True).start()
+    return ready
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--depth", type=int, default=Recipe.depth)
+    parser.add_argument("--row-tokens", type=int, default=Recipe.row_tokens)
+    parser.add_argument("--draft-vocab-size", type=int, default=Recipe.draft_vocab_size)
+    parser.add_argument("--intermediate-size", type=int, default=Recipe.intermediate_size)
+    parser.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
+    parser.add_argument("--save-every", type=int, default=0)
+    options = parser.parse_args()
+    recipe = Recipe(
+        seed=options.seed,
+        steps=options.steps,
+        depth=options.depth,
+        row_tokens=options.row_tokens,
+        draft_vocab_size=options.draft_vocab_size,
+        intermediate_size=options.intermediate_size,
+        learning_rate=options.learning_rate,
+    )
+    dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+    target = Llama(options.target, device=options.device, dtype=dtype)
+    conversations = Conversations.load(options.data)
+    print(f"{len(conversations)} conversations, {len(conversations.ids)} tokens; {recipe}", flush=True)
+    train(target, conversations, recipe, options.out, save_every=options.save_every)
+
+
+if __name__ == "__main__":
+    main()
