@@ -21,10 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from probes.checkpoint.spec import FINAL_NORMED
 from probes.errors import CheckpointError, InputError
-
-FINAL_NORMED = -1
-"""The id of the state after the final norm: the input of drafters without aux states."""
 
 TIE_LOGIT_GAP = 1e-4
 """Two logits closer than this are a tie: another order of the same sums may pick either token."""

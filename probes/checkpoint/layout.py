@@ -76,6 +76,8 @@ def _llama_layer_shapes(spec: DrafterSpec, index: int) -> Shapes:
         shapes["hidden_norm.weight"] = (hidden,)
     if spec.attention_bias:
         shapes |= {f"self_attn.{x}_proj.bias": (size,) for x, size in (("q", q_size), ("k", kv_size), ("v", kv_size))}
+    if spec.has_o_proj_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
     return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 

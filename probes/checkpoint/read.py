@@ -21,7 +21,7 @@ from probes.checkpoint.producer import Producer
 from probes.checkpoint.producers import choose_producer
 from probes.checkpoint.rope import read_rope
 from probes.checkpoint.safetensors_file import TensorEntry, read_array
-from probes.checkpoint.spec import DrafterSpec, Origin, Source
+from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec, Origin, Source
 from probes.checkpoint.values import Section, Settings, Value
 from probes.checkpoint.vocab import check_vocab_map
 from probes.checkpoint.window import read_sliding_window
@@ -171,6 +171,8 @@ class _Reader(Collector):
                 "Correct num_hidden_layers: vLLM builds as many layers as it says",
             )
         self.tensor_flag("attention_bias", "attention_bias", "layers.0.self_attn.q_proj.bias", is_often_copied=True)
+        o_proj_bias = "layers.0.self_attn.o_proj.bias"
+        self.from_tensor("has_o_proj_bias", o_proj_bias in self.tensors, o_proj_bias)
         windows, findings = read_sliding_window(self.settings, num_layers)
         self.put("sliding_window", windows)
         self.findings += findings
@@ -207,7 +209,7 @@ class _Reader(Collector):
         if has_fc:
             self._aux_ids()
             return
-        self.from_tensor("aux_layer_ids", (), "fc.weight")
+        self.from_tensor("aux_layer_ids", (FINAL_NORMED,), "fc.weight")
         if self.values["norm_before_fc"] or self.values["has_fc_norm"]:
             raise self.error(
                 "unsupported_variant",

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+FINAL_NORMED = -1
+"""In place of boundary ids: the target's state after its final norm, the input of drafters without aux states."""
+
 
 class Source(StrEnum):
     """Where a value came from."""
@@ -50,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec:
-    """Everything that the forward pass depends on (reference: eagle_facts sections 1 and 2)."""
+    """Everything that the forward pass depends on (each origin is in `origins`)."""
 
     producer: str  # "safeailab" | "specforge" | "speculators" | ...
     family: str = "llama"  # which decoder layer
@@ -65,14 +68,14 @@ class DrafterSpec:
     draft_vocab_size: int
     rms_norm_eps: float
     hidden_act: str = "silu"
-    attention_bias: bool = False
+    attention_bias: bool = False  # of q, k and v
+    has_o_proj_bias: bool = False
     max_position_embeddings: int
     rope_parameters: Mapping[str, object]  # transformers >= 5 form: {"rope_type", "rope_theta", ...}; the *draft's*
     sliding_window: tuple[int | None, ...] = (None,)  # per layer, in tokens; None = full attention
 
-    aux_layer_ids: tuple[
-        int, ...
-    ]  # boundary ids, ascending: id i = the residual stream entering layer i; n = after the last
+    # boundary ids, ascending: id i = the residual stream entering layer i, n = leaving the last; FINAL_NORMED without aux
+    aux_layer_ids: tuple[int, ...]
     use_aux_hidden_state: bool = True  # False: input is the target's final post-norm state, no fc
     has_fc: bool = True
     has_fc_bias: bool = False

@@ -28,7 +28,7 @@ class Projection(NamedTuple):
 def rotary_embedding(spec: DrafterSpec) -> LlamaRotaryEmbedding:
     """transformers' own rope (every rope_type it knows), read from the *draft* config only."""
     config = LlamaConfig(
-        hidden_size=spec.hidden_size,
+        hidden_size=spec.num_heads * spec.head_dim,  # rope reads head_dim alone; the config wants a multiple of it
         num_attention_heads=spec.num_heads,
         num_key_value_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -57,7 +57,7 @@ class LlamaAttentionProjections(nn.Module):
         self.q_proj = nn.Linear(input_size, q_size, bias=spec.attention_bias)
         self.k_proj = nn.Linear(input_size, kv_size, bias=spec.attention_bias)
         self.v_proj = nn.Linear(input_size, kv_size, bias=spec.attention_bias)
-        self.o_proj = nn.Linear(q_size, spec.hidden_size, bias=False)
+        self.o_proj = nn.Linear(q_size, spec.hidden_size, bias=spec.has_o_proj_bias)
 
 
 class LlamaDrafterLayer(nn.Module):

@@ -93,7 +93,7 @@ CASES = {
     "norm_before_fc": {"norm_output": True, "norm_before_fc": True},
     "norm_before_residual": {"norm_before_residual": True},
     "no aux, no hidden norm": {"use_aux_hidden_state": False, "has_hidden_norm": False},
-    "biases": {"has_fc_bias": True, "attention_bias": True},
+    "biases": {"has_fc_bias": True, "attention_bias": True, "has_o_proj_bias": True},
     "llama3 rope, one kv head a head": {"rope": "llama3", "num_kv_heads": 6},
     "yarn rope, one kv head": {"rope": "yarn", "num_kv_heads": 1, "head_dim": 16},
     "linear rope, logit scale": {"rope": "linear", "logit_scale": 0.5},

@@ -15,7 +15,7 @@ import pytest
 from probes.checkpoint.files import file_hashes
 from probes.checkpoint.layout import expected_shapes
 from probes.checkpoint.read import read_spec
-from probes.checkpoint.spec import DrafterSpec, Source
+from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec, Source
 from probes.errors import CheckpointError, InputError
 from tests.checkpoint_writers import PRODUCERS, Arrays, Tiny, config, save, weights, write_checkpoint
 
@@ -185,7 +185,7 @@ def test_both_fusion_norms_are_reported(tmp_path: Path) -> None:
 def test_drafter_on_the_targets_last_state(tmp_path: Path, has_hidden_norm: bool) -> None:
     drop = ("fc.weight",) if has_hidden_norm else ("fc.weight", "layers.0.hidden_norm.weight")
     spec = read(write(tmp_path, change={"eagle_config": {"use_aux_hidden_state": False}}, drop=drop))
-    assert (spec.use_aux_hidden_state, spec.has_fc, spec.aux_layer_ids) == (False, False, ())
+    assert (spec.use_aux_hidden_state, spec.has_fc, spec.aux_layer_ids) == (False, False, (FINAL_NORMED,))
     assert spec.has_hidden_norm is has_hidden_norm
 
 
@@ -417,13 +417,17 @@ def test_unused_tensors_are_reported(tmp_path: Path) -> None:
     assert codes(read(write(tmp_path / "s", "speculators", extra=extra))) == ["harmless_tensors"]
 
 
-@pytest.mark.parametrize(
-    "name", ["midlayer.mlp.up_proj.bias", "midlayer.self_attn.o_proj.bias", "lm_head.bias", "fc.weight_scale"]
-)
+@pytest.mark.parametrize("name", ["midlayer.mlp.up_proj.bias", "lm_head.bias", "fc.weight_scale"])
 def test_unknown_parts_of_the_forward_pass_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=name) as caught:
         read(write(tmp_path, extra={name: np.zeros(2, np.float32)}))
     assert caught.value.code == "unsupported_tensor"
+
+
+def test_a_bias_of_the_output_projection_is_read(tmp_path: Path) -> None:
+    extra = {"midlayer.self_attn.o_proj.bias": np.zeros(16, np.float32)}
+    assert read(write(tmp_path, extra=extra)).has_o_proj_bias
+    assert not read(write(tmp_path / "without")).has_o_proj_bias
 
 
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
