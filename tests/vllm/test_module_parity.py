@@ -83,6 +83,11 @@ CASES = [
         flags={"num_layers": 2, "num_heads": 8, "num_kv_heads": 2},
     ),
     Case(
+        name="attention_bias",
+        config={"attention_bias": True},
+        flags={"attention_bias": True, "has_o_proj_bias": True},
+    ),
+    Case(
         name="window_llama3_rope_own_embedding",
         config={
             "layer_types": ["sliding_attention"],

@@ -59,6 +59,8 @@ class _Tensors:
             if config["attention_bias"]:
                 self.bias(f"{at}.self_attn.{name}_proj.bias", rows)
         self.linear(f"{at}.self_attn.o_proj.weight", hidden, q_size)
+        if config["attention_bias"]:  # vLLM leaves an o_proj bias that the file does not have uninitialised
+            self.bias(f"{at}.self_attn.o_proj.bias", hidden)
         self.linear(f"{at}.mlp.gate_proj.weight", inner, hidden)
         self.linear(f"{at}.mlp.up_proj.weight", inner, hidden)
         self.linear(f"{at}.mlp.down_proj.weight", hidden, inner)
