@@ -83,6 +83,11 @@ CASES = [
         flags={"num_layers": 2, "num_heads": 8, "num_kv_heads": 2},
     ),
     Case(
+        name="final_state_without_fc",
+        config={"eagle_config": {"use_aux_hidden_state": False}, "norm_output": True},
+        flags={"use_aux_hidden_state": False, "has_fc": False, "has_hidden_norm": True},
+    ),
+    Case(
         name="attention_bias",
         config={"attention_bias": True},
         flags={"attention_bias": True, "has_o_proj_bias": True},

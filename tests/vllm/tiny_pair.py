@@ -103,7 +103,8 @@ def write_drafter(folder: Path, seed: int = 1, has_own_embedding: bool = False, 
         at = "midlayer" if i == 0 else f"layers.{i}"
         tensors.decoder_layer(at, config, 2 * hidden if i == 0 else hidden)
     tensors.gain("midlayer.hidden_norm.weight", hidden)
-    tensors.linear("fc.weight", hidden, num_aux * target_hidden)
+    if nested.get("use_aux_hidden_state", True):
+        tensors.linear("fc.weight", hidden, num_aux * target_hidden)
     if config.get("norm_before_fc") or nested.get("norm_before_fc"):
         tensors.gain("input_norm.weight", num_aux * target_hidden)
     if config.get("fc_norm"):
