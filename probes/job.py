@@ -102,13 +102,14 @@ def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: 
         )
 
     result = rendered(messages)
-    if cell.system_prompt.name == "none" and cell.system_prompt.text is None:
-        inserts_default = bool((result.region == TEXT_REGIONS.index("system")).any())
-        if inserts_default:
-            result = rendered([{"role": "system", "content": ""}, *messages])
-            note = "the template inserts a default system prompt: an empty system turn was sent to have none"
-            result = replace(result, notes=(*result.notes, note))
-    return result
+    if cell.system_prompt.name != "none" or cell.system_prompt.text is not None or not result.num_tokens("system"):
+        return result
+    without = rendered([{"role": "system", "content": ""}, *messages])
+    if without.num_tokens("system"):
+        note = f"the template always writes {result.num_tokens('system')} tokens of system text: none cannot be had"
+        return replace(result, notes=(*result.notes, note))
+    note = "the template inserts a default system prompt: an empty system turn was sent to have none"
+    return replace(without, notes=(*without.notes, note))
 
 
 def _without_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
