@@ -19,9 +19,8 @@ import numpy as np
 import torch
 import vllm_engine
 
-import driftscope
+from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
 from probes.conditions import Job
-from probes.demo_target import demo_target_path
 from probes.drafter.model import Drafter
 from probes.job import Models, load_models
 from probes.live import LiveRounds, run_live
@@ -32,7 +31,6 @@ from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
 DEPTH = 7
-DEMO_DRAFTERS = Path(driftscope.__file__).parent / "_demo_drafters"
 CHATS = [
     [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
     [{"role": "user", "content": "Write a Python function that returns the factorial of n."}],
@@ -71,8 +69,8 @@ def tiny_pair(folder: Path) -> Pair:
 
 def demo_pair(folder: Path) -> Pair:
     return Pair(
-        target=str(demo_target_path()),
-        drafters={name: str(DEMO_DRAFTERS / name) for name in ("eagle3", "eagle3.1")},
+        target=resolve_target("demo"),
+        drafters={name: resolve_drafter(f"demo:{name}") for name in DEMO_DRAFTERS},
         max_model_len=512,
         max_new_tokens=48,
     )
@@ -97,7 +95,7 @@ def prompts(pair: Pair, models: Models) -> list[list[int]]:
     return [template(chat, add_generation_prompt=True, return_dict=False) for chat in CHATS]
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3.1"])
+@pytest.mark.parametrize("name", DEMO_DRAFTERS)
 def test_rounds_and_text_equal_vllms(name: str, pair: Pair, models: Models, prompts: list[list[int]]) -> None:
     with vllm_engine.engine(pair.target, pair.drafters[name], depth=DEPTH, max_model_len=pair.max_model_len) as llm:
         generated = vllm_engine.generate(llm, prompts, max_tokens=pair.max_new_tokens)
