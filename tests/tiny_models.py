@@ -133,8 +133,10 @@ def random_tensors(spec: DrafterSpec, seed: int) -> dict[str, Tensor]:
             tensors[at + f"self_attn.{name}_proj.weight"] = weight
         tensors[at + "self_attn.o_proj.weight"] = linear(hidden, q_size)
         if spec.attention_bias:
-            for name, num_out in (("q", q_size), ("k", kv_size), ("v", kv_size), ("o", hidden)):
+            for name, num_out in (("q", q_size), ("k", kv_size), ("v", kv_size)):
                 tensors[at + f"self_attn.{name}_proj.bias"] = linear(1, num_out, num_out**0.5 / 2)[0]
+        if spec.has_o_proj_bias:
+            tensors[at + "self_attn.o_proj.bias"] = linear(1, hidden, hidden**0.5 / 2)[0]
         tensors[at + "mlp.gate_proj.weight"] = linear(spec.intermediate_size, hidden)
         tensors[at + "mlp.up_proj.weight"] = linear(spec.intermediate_size, hidden)
         tensors[at + "mlp.down_proj.weight"] = linear(hidden, spec.intermediate_size)

@@ -68,7 +68,7 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
     shared_pair.model.generation_config.eos_token_id, shared_pair.target.tokenizer.eos_token = stops
 
 
-def set_stop(pair: Pair, token: int | None) -> None:
+def set_stop(pair: Pair, token: int | list[int] | None) -> None:
     pair.model.generation_config.eos_token_id = token
     pair.target.tokenizer.eos_token = None
 
@@ -312,6 +312,42 @@ def test_a_length_limit_ends_the_response_wherever_a_round_stands(
     assert_walk_is_live(replay(pair.drafter, text, prompt_record(text), name="d", depth=DEPTH), looped)
 
 
+def test_a_stop_token_past_the_length_limit_is_not_the_end(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = prompt_ids(tokenizer, USER_TURNS[1])
+    endless, all_rounds = live(pair, prompt)
+    assert all_rounds is not None
+    text = endless.token_ids.tolist()
+    rounds = zip(all_rounds.start.tolist(), all_rounds.accepted_drafts.tolist(), strict=True)
+    place = next(t + 3 for t, num in rounds if num >= 2 and text[t + 3] not in text[len(prompt) : t + 3])
+    set_stop(pair, text[place])
+    max_new_tokens = place - len(prompt)  # the token before the stop is the last, in the middle of a round
+    trace, looped = live(pair, prompt, max_new_tokens=max_new_tokens)
+    assert looped is not None
+    assert place < len(trace.token_ids)  # the round ran past both
+    assert trace.finish_reason == "length"
+    assert response_of(trace) == text[len(prompt) : place]
+    assert_rounds_add_up(looped, trace)
+    whole = written(pair, prompt, max_new_tokens=max_new_tokens)
+    assert whole.finish_reason == "length"
+    assert_walk_is_live(replay(pair.drafter, whole, prompt_record(whole), name="d", depth=DEPTH), looped)
+
+
+def test_a_stop_token_that_comes_twice_in_a_round_ends_at_the_first(
+    pair: Pair, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    prompt = prompt_ids(tokenizer, USER_TURNS[1])
+    endless, all_rounds = live(pair, prompt)
+    assert all_rounds is not None
+    text = endless.token_ids.tolist()
+    rounds = zip(all_rounds.start.tolist(), all_rounds.accepted_drafts.tolist(), strict=True)
+    place = next(t + 2 for t, num in rounds if num >= 2 and not {*text[t + 2 : t + 4]} & {*text[len(prompt) : t + 2]})
+    set_stop(pair, [text[place], text[place + 1]])  # two stop tokens: both stand in the last round
+    trace, looped = live(pair, prompt)
+    assert looped is not None
+    assert response_of(trace) == text[len(prompt) : place + 1]
+    assert_rounds_add_up(looped, trace)
+
+
 def test_a_response_of_one_token_has_no_round(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> None:
     prompt = prompt_ids(tokenizer, USER_TURNS[0])
     first = response_of(live(pair, prompt, max_new_tokens=1)[0])
@@ -394,10 +430,13 @@ def test_forced_text_is_scored_to_the_first_disagreement_and_makes_no_walk(
     pair: Pair, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     prompt = prompt_ids(tokenizer, USER_TURNS[1])
-    own, _ = decode_plainly(pair, prompt, 24)
-    changed = list(own)
-    for place in (9, 16):
-        changed[place] = (changed[place] + 1) % pair.spec.vocab_size
+    own = written(pair, prompt)
+    changed = response_of(own)
+    # at one place the text holds the draft that the target refuses, at a later one what neither wants
+    refused = replay(pair.drafter, own, prompt_record(own), name="d", depth=DEPTH)
+    row_refused = next(i for i, num_accepted in enumerate(refused.accepted_drafts) if i >= 3 and num_accepted == 0)
+    changed[row_refused + 1] = int(refused.draft_token[row_refused, 0])
+    changed[24] = (changed[24] + 1) % pair.spec.vocab_size
     text = np.asarray([*prompt.tolist(), *changed], np.int32)
     trace = pair.target.read(text, len(prompt))
     assert trace.is_forced
@@ -407,11 +446,13 @@ def test_forced_text_is_scored_to_the_first_disagreement_and_makes_no_walk(
     torch.testing.assert_close(trace.logits, logits[len(prompt) - 1 : -1], rtol=0, atol=1e-4)
     best = logits.argmax(-1).tolist()  # of the token after each position
     disagrees = [p for p in range(len(prompt), len(text)) if best[p - 1] != text[p]]
-    assert {len(prompt) + 9, len(prompt) + 16} <= set(disagrees)
+    assert {len(prompt) + row_refused + 1, len(prompt) + 24} <= set(disagrees)
 
     batch = replay(pair.drafter, trace, prompt_record(trace), name="d", depth=DEPTH)
     assert not batch.on_walk.any()
     assert batch.num_trimmed_tokens is None
+    assert batch.draft_token[row_refused, 0] == changed[row_refused + 1]
+    assert batch.accepted_drafts[row_refused] == 0  # equal to the text is not accepted by the target
     num_censored = 0
     for row, t in enumerate(batch.start.tolist()):
         is_open, was_rejected = True, False  # still scored; a draft was refused
