@@ -98,7 +98,7 @@ class Run:
 
         try:
             with self.database() as connection:
-                return connection.execute(sql).to_arrow_table()
+                return connection.sql(sql).to_arrow_table()
         except (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException) as error:
             for name, schema in ((ROUNDS, ROUND_SCHEMA), (DEPTHS, DEPTH_SCHEMA)):
                 for file in self.part_files(name, schema):

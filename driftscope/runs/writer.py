@@ -5,7 +5,7 @@ depths/part-N, rounds/part-N, run.json. The rounds part commits: a depths part w
 finished and no reader looks at it; rounds never refer to a prompt that is not on disk.
 
 prompts.parquet is rewritten whole when prompts were added, so that it is one file at every moment; the time between
-flushes stretches with what a flush costs, which bounds all writing to about a twentieth of the run.
+flushes stretches with what a flush costs, which bounds all writing to about a tenth of the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from probes.record import PromptRecord, Record
 
 FLUSH_ROUNDS = 2_000
 FLUSH_SECONDS = 5.0
-FLUSH_COST_RATIO = 20  # seconds of work between flushes for each second that the last flush took
+FLUSH_COST_RATIO = 10  # seconds of work between flushes for each second that the last flush took
 
 
 class RunWriter:

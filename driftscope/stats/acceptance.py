@@ -6,6 +6,7 @@ token). Index 0 of a depth axis is depth 1. A ratio whose denominator is 0 is No
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,22 +14,25 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceCounts:
-    """Rounds counted by depth, each int64 [depth]."""
+    """Rounds counted by depth, each int64 [depth], or [prompt, depth] when counted by prompt."""
 
     drafted: np.ndarray  # rounds with num_drafts >= k
     reached: np.ndarray  # of these, accepted through k-1
     accepted: np.ndarray  # of these, accepted at k
 
     def marginal(self) -> list[float | None]:
-        """Share of the rounds with num_drafts >= k in which depth k was accepted; non-increasing when num_drafts = K.
+        """Share of the rounds with num_drafts >= k in which depth k was accepted, over all prompts [depth].
 
-        vLLM's "per-position acceptance rate" divides by all rounds instead, the same where every round drafts K.
+        vLLM's "per-position acceptance rate" divides by all rounds instead: the same where every round drafts K.
         """
-        return ratios(self.accepted, self.drafted)
+        return ratios(_pooled(self.accepted), _pooled(self.drafted))
 
     def conditional(self) -> list[float | None]:
-        """Accepted at k / rounds with num_drafts >= k that were accepted through k-1. At depth 1 the same as marginal."""
-        return ratios(self.accepted, self.reached)
+        """Accepted at k / rounds with num_drafts >= k that were accepted through k-1, over all prompts [depth].
+
+        At depth 1 it is the marginal; it equals marginal[k] / marginal[k-1] when num_drafts = K everywhere.
+        """
+        return ratios(_pooled(self.accepted), _pooled(self.reached))
 
 
 def acceptance_counts(
@@ -37,21 +41,33 @@ def acceptance_counts(
     *,
     depth: int,
     num_rounds: np.ndarray | None = None,
+    prompt: np.ndarray | None = None,
+    num_prompts: int = 0,
 ) -> AcceptanceCounts:
     """Count rounds by depth 1..`depth`.
 
     `num_drafts`, `accepted_drafts` [round]: drafted and accepted tokens of each round. `num_rounds` [round]: how many
     equal rounds each entry stands for (1 when None), so that a histogram can be passed instead of single rounds.
+    `prompt` [round], 0..num_prompts-1: count by prompt.
     """
-    weight = np.ones(len(num_drafts), dtype=np.int64) if num_rounds is None else num_rounds.astype(np.int64)
-    depths = np.arange(1, depth + 1)[:, None]  # [depth, 1]
-    is_drafted = num_drafts[None, :] >= depths  # [depth, round]
-    is_reached = is_drafted & (accepted_drafts[None, :] >= depths - 1)
-    is_accepted = is_drafted & (accepted_drafts[None, :] >= depths)
+    weight = np.ones(len(num_drafts)) if num_rounds is None else num_rounds
+
+    def count(is_counted: np.ndarray) -> np.ndarray:  # [round, depth] -> [depth] or [prompt, depth]
+        weighted = is_counted * weight[:, None]
+        if prompt is None:
+            counts = weighted.sum(axis=0)
+        else:
+            counts = np.zeros((num_prompts, depth))
+            np.add.at(counts, prompt, weighted)
+        whole: np.ndarray = counts.astype(np.int64)
+        return whole
+
+    depths = np.arange(1, depth + 1)
+    is_drafted = num_drafts[:, None] >= depths  # [round, depth]
     return AcceptanceCounts(
-        drafted=is_drafted @ weight,
-        reached=is_reached @ weight,
-        accepted=is_accepted @ weight,
+        drafted=count(is_drafted),
+        reached=count(is_drafted & (accepted_drafts[:, None] >= depths - 1)),
+        accepted=count(is_drafted & (accepted_drafts[:, None] >= depths)),
     )
 
 
@@ -72,6 +88,11 @@ def tokens_per_round_prompt_mean(accepted_drafts: np.ndarray, prompt: np.ndarray
     return float(np.mean(accepted_by_prompt / np.bincount(index))) + 1.0
 
 
-def ratios(numerator: np.ndarray, denominator: np.ndarray) -> list[float | None]:
+def ratios(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> list[float | None]:
     """Elementwise ratio; None where the denominator is 0."""
     return [float(n / d) if d else None for n, d in zip(numerator, denominator, strict=True)]
+
+
+def _pooled(counts: np.ndarray) -> np.ndarray:
+    pooled: np.ndarray = counts.sum(axis=0) if counts.ndim == 2 else counts
+    return pooled

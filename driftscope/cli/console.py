@@ -1,0 +1,51 @@
+"""How every command speaks: one JSON object or readable text on stdout, progress and errors on stderr.
+
+Knows no command. `--json` prints exactly one object with `schema_version`, also when the command fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probes.errors import DriftscopeError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+PIPE_COLUMNS = 100  # text that goes to a file or a pipe is laid out for this width
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def print_json(output: BaseModel) -> None:
+    """The command's one JSON object, on stdout."""
+    sys.stdout.write(output.model_dump_json(indent=2) + "\n")
+
+
+def console() -> Console:
+    """For text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return Console(width=width, highlight=False)
+
+
+def print_error(error: DriftscopeError, *, is_json: bool) -> None:
+    """As an object on stdout with --json, else as text on stderr."""
+    if is_json:
+        from driftscope.cli.errors import ErrorDetail, ErrorOutput
+
+        detail = ErrorDetail(code=error.code, message=error.message, where=error.where, remedy=error.remedy)
+        print_json(ErrorOutput(error=detail))
+        return
+    place = f"{error.where}: " if error.where else ""
+    sys.stderr.write(f"error: {place}{error.message}\n")
+    if error.remedy:
+        sys.stderr.write(f"  {error.remedy}\n")

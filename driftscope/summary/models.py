@@ -1,0 +1,92 @@
+"""The summary of a run as data: exactly what `driftscope show --json` prints.
+
+Field names are a contract. Arrays over depth start at depth 1. What was not measured is null.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+DepthArray = list[float | None]
+
+
+class TokensPerRound(BaseModel):
+    """Mean tokens of a round over one set of rounds (accepted drafts and the bonus token)."""
+
+    num_rounds: int
+    tokens_per_round: float | None  # pooled: every round weighs the same
+    tokens_per_round_prompt_mean: float | None  # every prompt weighs the same
+    low: float | None  # 95 % interval of the pooled mean, over prompts
+    high: float | None
+    interval_method: str | None  # jackknife_t | bca | percentile
+
+
+class FusionShares(BaseModel):
+    """How much of the fused state comes from each captured target layer: signed, mean over rounds; sums to 1."""
+
+    layer_ids: list[int]  # boundary ids, ascending
+    share: DepthArray | None = Field(description="One for each layer id; null where the drafter fuses nothing.")
+    bias: float | None  # share of fc's bias
+
+
+class DepthIntervals(BaseModel):
+    """95 % intervals over prompts of one array over depth."""
+
+    low: DepthArray
+    high: DepthArray
+    interval_method: list[str | None]
+
+
+class ConditionSummary(BaseModel):
+    """One drafter under one system prompt, template and context length.
+
+    Every figure but num_prompts, num_degenerate, degenerate_share and the `_all` objects leaves degenerate prompts out.
+    Arrays over depth are means over the rounds of `depth_basis`; in drafters of several layers hidden_in_norm is the
+    first layer's, hidden_out_norm the last one's, attention columns are means over layers and heads.
+    """
+
+    drafter: str
+    system_prompt: str  # "none" without one
+    template: str  # "default", "raw" or the given name
+    context_tokens: int  # 0 = no document
+    num_prompts: int
+    num_degenerate: int
+    dense: TokensPerRound | None  # over all starts of a replay that have K labels; null in other engines
+    walk: TokensPerRound | None  # over the rounds an engine would make; null for text the target did not write
+    dense_all: TokensPerRound | None  # the same with the degenerate prompts
+    walk_all: TokensPerRound | None
+    num_rounds_without_labels: int  # starts of a replay with fewer than K labels, left out of dense
+    depth_basis: Literal["dense", "walk"]
+    acceptance_marginal: DepthArray
+    acceptance_conditional: DepthArray
+    hidden_in_norm: DepthArray
+    hidden_out_norm: DepthArray
+    hidden_feedback_norm: DepthArray
+    hidden_in_norm_growth: DepthArray  # hidden_in_norm over its value at depth 1
+    mass: dict[str, DepthArray]  # region -> head mean of the attention probability
+    own_excess: DepthArray
+    sink_deficit: DepthArray
+    chain_gap: DepthArray  # P(fresh right | accepted through k-1) - acceptance_conditional[k], same positions
+    depth_intervals: dict[str, DepthIntervals]  # array over depth -> its intervals
+    fusion_share: FusionShares
+    out_of_draft_vocab_share: float | None  # share of the emitted tokens, each counted once, that no draft can be
+    degenerate_share: float | None
+    text_agreement: float | None  # share of text positions where the target's argmax is the text; forced text only
+
+
+class RunHead(BaseModel):
+    """Which run."""
+
+    path: str
+    status: str  # running | complete | incomplete | failed
+    engine: str
+
+
+class Summary(BaseModel):
+    """`driftscope show --json`."""
+
+    schema_version: int = 1
+    run: RunHead
+    conditions: list[ConditionSummary]

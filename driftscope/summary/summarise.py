@@ -1,0 +1,179 @@
+"""A run -> its summary, condition by condition.
+
+Knows nothing of files or SQL. Means are pooled over rounds; intervals resample prompts; degenerate prompts are left out
+of everything but the counts and the `_all` objects.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from driftscope.runs import Run
+from driftscope.runs.schema import MASS_COLUMNS
+from driftscope.stats.acceptance import ratios
+from driftscope.stats.intervals import NO_INTERVAL, Interval, growth_intervals, ratio_intervals
+from driftscope.summary.models import (
+    ConditionSummary,
+    DepthArray,
+    DepthIntervals,
+    FusionShares,
+    RunHead,
+    Summary,
+    TokensPerRound,
+)
+from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
+from probes.record import REGIONS
+
+_WITH_INTERVAL = (
+    "acceptance_marginal",
+    "acceptance_conditional",
+    "hidden_in_norm",
+    "own_excess",
+    "sink_deficit",
+    "chain_gap",
+)
+
+
+def summarise(run: Run) -> Summary:
+    """Every condition of the run, in the order in which they were measured. Raises RunError for an unreadable part."""
+    sums = batch_sums(run)
+    rows_of: dict[tuple[str, str, str, int], list[int]] = {}
+    for row, key in enumerate(sums.keys):
+        rows_of.setdefault(key[:4], []).append(row)
+    num_too_short = _num_prompts_without_rounds(run)
+    conditions = []
+    for condition, rows in rows_of.items():
+        drafter = run.info.drafter(condition[0])
+        layer_ids = list(drafter.aux_layer_ids) if drafter is not None else []
+        conditions.append(_condition(sums, np.array(rows), layer_ids, num_too_short.get(condition[1:], 0)))
+    return Summary(
+        run=RunHead(path=str(run.path), status=run.status.value, engine=run.info.engine), conditions=conditions
+    )
+
+
+def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
+    """Prompts by system prompt, template and context whose response of 0 or 1 tokens has no start."""
+    table = run.query(
+        "select system_prompt, template, context_tokens, count(*) as num_prompts from prompts "
+        "where num_response_tokens < 2 group by all"
+    )
+    columns = [table[name].to_pylist() for name in table.column_names]
+    return {(system, template, context): num for system, template, context, num in zip(*columns, strict=True)}
+
+
+def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_short: int) -> ConditionSummary:
+    """`rows`: the batches of this condition, one for each prompt."""
+    key = sums.keys[rows[0]]
+    kept = rows[~sums.is_degenerate[rows]]
+    # Text given as finished is replayed in every engine: beside live rounds it has no part in the arrays over depth,
+    # since dense and walk are never mixed.
+    has_dense = bool(sums.is_replay[rows].all())
+    has_walk = not has_dense or bool(sums.num_walk_rounds[rows].any())
+    dense_all = _tokens_per_round(sums.num_dense_tokens[rows], sums.num_dense_rounds[rows]) if has_dense else None
+    walk_all = _tokens_per_round(sums.num_walk_tokens[rows], sums.num_walk_rounds[rows]) if has_walk else None
+    dense, walk = dense_all, walk_all
+    if len(kept) < len(rows):
+        dense = _tokens_per_round(sums.num_dense_tokens[kept], sums.num_dense_rounds[kept]) if has_dense else None
+        walk = _tokens_per_round(sums.num_walk_tokens[kept], sums.num_walk_rounds[kept]) if has_walk else None
+
+    depth = int(sums.num_depths[rows].max())
+    by_depth = kept if has_dense else kept[~sums.is_replay[kept]]
+    parts = {
+        name: MeanParts(mean.total[by_depth, :depth], mean.count[by_depth, :depth]) for name, mean in sums.means.items()
+    }
+    accepted = sums.acceptance.accepted[by_depth, :depth].astype(np.float64)
+    parts["acceptance_marginal"] = MeanParts(accepted, sums.acceptance.drafted[by_depth, :depth])
+    parts["acceptance_conditional"] = MeanParts(accepted, sums.acceptance.reached[by_depth, :depth])
+    norm = parts["hidden_in_norm"]
+    growth = _growth(norm)
+    intervals = _intervals({name: parts[name] for name in _WITH_INTERVAL})
+    intervals["hidden_in_norm_growth"] = _as_arrays(growth_intervals(norm.total.T, norm.count.T))
+
+    fusion = MeanParts(sums.fusion_share.total[by_depth], sums.fusion_share.count[by_depth])
+    num_aux = int((fusion.count > 0).any(axis=0).sum())
+    bias = MeanParts(sums.fusion_share_bias.total[by_depth], sums.fusion_share_bias.count[by_depth])
+    # Each emitted token counts once: dense starts see it at depth 1, the walk at the depth where it was compared.
+    vocab_depths = 1 if has_dense else depth
+    vocab = parts["out_of_draft_vocab"]
+    [out_of_vocab] = ratios([vocab.total[:, :vocab_depths].sum()], [vocab.count[:, :vocab_depths].sum()])
+
+    num_prompts = len(rows) + num_too_short
+    num_degenerate = len(rows) - len(kept)
+    return ConditionSummary(
+        drafter=key.drafter,
+        system_prompt=key.system_prompt,
+        template=key.template,
+        context_tokens=key.context_tokens,
+        num_prompts=num_prompts,
+        num_degenerate=num_degenerate,
+        dense=dense,
+        walk=walk,
+        dense_all=dense_all,
+        walk_all=walk_all,
+        num_rounds_without_labels=int((sums.num_rounds - sums.num_dense_rounds)[kept].sum()) if has_dense else 0,
+        depth_basis="dense" if has_dense else "walk",
+        acceptance_marginal=_mean(parts["acceptance_marginal"]),
+        acceptance_conditional=_mean(parts["acceptance_conditional"]),
+        hidden_in_norm=_mean(norm),
+        hidden_out_norm=_mean(parts["hidden_out_norm"]),
+        hidden_feedback_norm=_mean(parts["hidden_feedback_norm"]),
+        hidden_in_norm_growth=growth,
+        mass={region: _mean(parts[name]) for region, name in zip(REGIONS, MASS_COLUMNS, strict=True)},
+        own_excess=_mean(parts["own_excess"]),
+        sink_deficit=_mean(parts["sink_deficit"]),
+        chain_gap=_mean(parts["chain_gap"]),
+        depth_intervals=intervals,
+        fusion_share=FusionShares(
+            layer_ids=layer_ids, share=_mean(fusion)[:num_aux] if num_aux else None, bias=_mean(bias)[0]
+        ),
+        out_of_draft_vocab_share=out_of_vocab,
+        degenerate_share=num_degenerate / num_prompts,
+        text_agreement=_text_agreement(sums.text_agreement[kept], sums.num_response_tokens[kept]),
+    )
+
+
+def _tokens_per_round(num_tokens: np.ndarray, num_rounds: np.ndarray) -> TokensPerRound:
+    """`num_tokens`, `num_rounds` [prompt]."""
+    [pooled] = ratios([num_tokens.sum()], [num_rounds.sum()])
+    has_rounds = num_rounds > 0
+    prompt_mean = float(np.mean(num_tokens[has_rounds] / num_rounds[has_rounds])) if has_rounds.any() else None
+    [interval] = ratio_intervals(num_tokens[None, :], num_rounds[None, :])
+    return TokensPerRound(
+        num_rounds=int(num_rounds.sum()),
+        tokens_per_round=pooled,
+        tokens_per_round_prompt_mean=prompt_mean,
+        **interval._asdict(),
+    )
+
+
+def _mean(parts: MeanParts) -> DepthArray:
+    """[prompt, depth] -> [depth]."""
+    return ratios(parts.total.sum(axis=0), parts.count.sum(axis=0))
+
+
+def _growth(norm: MeanParts) -> DepthArray:
+    """Mean norm over the mean norm at depth 1."""
+    mean = _mean(norm)
+    return [value / mean[0] if value is not None and mean[0] else None for value in mean]
+
+
+def _intervals(parts: dict[str, MeanParts]) -> dict[str, DepthIntervals]:
+    """One call for all arrays: they share their resamples."""
+    total = np.concatenate([mean.total.T for mean in parts.values()])  # [array * depth, prompt]
+    count = np.concatenate([mean.count.T for mean in parts.values()])
+    intervals = ratio_intervals(total, count)
+    depth = len(intervals) // len(parts)
+    return {name: _as_arrays(intervals[i * depth : (i + 1) * depth]) for i, name in enumerate(parts)}
+
+
+def _as_arrays(intervals: list[Interval]) -> DepthIntervals:
+    low, high, method = zip(*(intervals or [NO_INTERVAL]), strict=True)
+    return DepthIntervals(low=list(low), high=list(high), interval_method=list(method))
+
+
+def _text_agreement(agreement: np.ndarray, num_tokens: np.ndarray) -> float | None:
+    """Share of all text positions of the prompts where it was measured."""
+    is_measured = ~np.isnan(agreement)
+    if not num_tokens[is_measured].any():
+        return None
+    return float(np.average(agreement[is_measured], weights=num_tokens[is_measured]))

@@ -1,0 +1,83 @@
+"""The summary as one long table, `summary.parquet`: a row for each condition, metric and depth, for other tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from driftscope.runs import Run
+from driftscope.runs.files import SUMMARY
+from driftscope.runs.parquet import write_table
+from driftscope.summary.models import ConditionSummary, Summary
+
+SUMMARY_SCHEMA = pa.schema(
+    [
+        pa.field("drafter", pa.string(), nullable=False),
+        pa.field("system_prompt", pa.string(), nullable=False),
+        pa.field("template", pa.string(), nullable=False),
+        pa.field("context_tokens", pa.int32(), nullable=False),
+        pa.field("metric", pa.string(), nullable=False),  # as in `show --json`; masses as mass_REGION
+        pa.field("basis", pa.string()),  # dense | walk | dense_all | walk_all; null for counts and shares of prompts
+        pa.field("depth", pa.int32()),  # 1..K; null for a metric without depths
+        pa.field("aux_layer_id", pa.int32()),  # of fusion_share
+        pa.field("value", pa.float64()),
+        pa.field("low", pa.float64()),
+        pa.field("high", pa.float64()),
+        pa.field("interval_method", pa.string()),
+    ]
+)
+
+_DEPTH_METRICS = (
+    "acceptance_marginal",
+    "acceptance_conditional",
+    "hidden_in_norm",
+    "hidden_out_norm",
+    "hidden_feedback_norm",
+    "hidden_in_norm_growth",
+    "own_excess",
+    "sink_deficit",
+    "chain_gap",
+)
+_SCALARS = ("num_prompts", "num_degenerate", "num_rounds_without_labels", "degenerate_share", "text_agreement")
+
+
+def summary_table(summary: Summary) -> pa.Table:
+    """`SUMMARY_SCHEMA`, in the order of the summary."""
+    return pa.Table.from_pylist([row for c in summary.conditions for row in _rows(c)], SUMMARY_SCHEMA)
+
+
+def write_summary(run: Run, summary: Summary) -> None:
+    """Store summary.parquet in the run's folder, in one step."""
+    write_table(run.path / SUMMARY, summary_table(summary))
+
+
+def _rows(condition: ConditionSummary) -> list[dict[str, Any]]:
+    key = condition.model_dump(include={"drafter", "system_prompt", "template", "context_tokens"})
+    rows: list[dict[str, Any]] = []
+    for basis in ("dense", "walk", "dense_all", "walk_all"):
+        tokens = getattr(condition, basis)
+        if tokens is None:
+            continue
+        interval = tokens.model_dump(include={"low", "high", "interval_method"})
+        rows.append({"metric": "tokens_per_round", "basis": basis, "value": tokens.tokens_per_round, **interval})
+        for metric in ("tokens_per_round_prompt_mean", "num_rounds"):
+            rows.append({"metric": metric, "basis": basis, "value": getattr(tokens, metric)})
+    arrays = {name: getattr(condition, name) for name in _DEPTH_METRICS}
+    arrays |= {f"mass_{region}": mass for region, mass in condition.mass.items()}
+    for metric, array in arrays.items():
+        intervals = condition.depth_intervals.get(metric)
+        for k, value in enumerate(array):
+            row = {"metric": metric, "basis": condition.depth_basis, "depth": k + 1, "value": value}
+            if intervals is not None:
+                row |= {name: getattr(intervals, name)[k] for name in ("low", "high", "interval_method")}
+            rows.append(row)
+    fusion = condition.fusion_share
+    for layer_id, share in zip(fusion.layer_ids, fusion.share or [], strict=False):
+        row = {"metric": "fusion_share", "aux_layer_id": layer_id, "value": share}
+        rows.append(row | {"basis": condition.depth_basis})
+    rows.append({"metric": "fusion_share_bias", "basis": condition.depth_basis, "value": fusion.bias})
+    vocab = condition.out_of_draft_vocab_share
+    rows.append({"metric": "out_of_draft_vocab_share", "basis": condition.depth_basis, "value": vocab})
+    rows += [{"metric": metric, "value": getattr(condition, metric)} for metric in _SCALARS]
+    return [{**key, **row} for row in rows]
