@@ -73,7 +73,11 @@ def measure(
     need_probe_extra()
     on_status("reading prompts")
     job, notes = plan.job()
+    from transformers.utils import logging as transformers_logging
+
     from probes.job import load_models, run_job
+
+    transformers_logging.disable_progress_bar()  # progress is told by the caller
 
     on_status("loading target and drafters")
     models = load_models(job)
@@ -88,7 +92,7 @@ def measure(
         for b in writer.complete_batches
     }
     with writer:
-        check = run_job(
+        check: SelfCheck = run_job(
             job,
             models,
             writer.write_batch,

@@ -67,7 +67,8 @@ def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
     if not lines:
         raise InputError("the file holds no prompt", code="no_prompts", where=str(path), remedy="see docs on formats")
     chosen = _format(lines[0], format)
-    prompts, notes = [], {}
+    prompts: list[PromptInput] = []
+    notes: dict[str, int] = {}
     for line in lines:
         prompt, said = chosen.read(line)
         prompts.append(prompt)

@@ -1,0 +1,141 @@
+"""What `probe` and `demo` share: progress on stderr, the run's summary (or one JSON object) on stdout."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from driftscope.cli.console import console, print_json
+from driftscope.plan import Plan
+from probes.conditions import Progress
+
+if TYPE_CHECKING:
+    from driftscope.runs import Run
+
+
+class MeasuredRun(BaseModel):
+    """Where the run lies and how far it got."""
+
+    path: str
+    status: str
+    engine: str
+    num_prompts: int
+    num_rounds: int
+    num_depth_rows: int
+
+
+class SelfCheckOutput(BaseModel):
+    """What the run says of itself: `probes.conditions.SelfCheck`."""
+
+    num_texts: int
+    num_identical: int
+    num_first_differences_tied: int
+    max_first_difference_gap: float
+    num_large_gaps: int
+    num_ties: int
+    num_too_short: int
+
+
+class MeasureOutput(BaseModel):
+    """`probe --json` and `demo --json`. `self_check` is null when the run was there already."""
+
+    schema_version: int = 1
+    run: MeasuredRun
+    self_check: SelfCheckOutput | None
+
+
+def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: bool) -> None:
+    """Measures, then shows the run. With `resume`, a stopped run goes on and a complete one is only shown.
+
+    Raises RunError `plan_differs` rather than mix two plans in one run.
+    """
+    from driftscope.runs import RunStatus, read_run
+
+    is_there = out.exists() and not overwrite
+    check = None
+    if is_there and resume and _is_complete(out, plan):
+        _say(f"{out} is complete; --overwrite measures it again")
+    else:
+        check = _measure(plan, out, resume=resume and is_there, overwrite=overwrite)
+    run = read_run(out)
+    if as_json:
+        print_json(MeasureOutput(run=_measured(run), self_check=check))
+        return
+    from driftscope.cli.show_text import print_summary
+    from driftscope.summary import summarise
+
+    assert run.status == RunStatus.complete
+    print_summary(console(), run, summarise(run))
+    if check is not None:
+        _say_check(check)
+
+
+def _is_complete(out: Path, plan: Plan) -> bool:
+    from driftscope.runs import RunStatus, read_run
+
+    run = read_run(out)
+    return run.status == RunStatus.complete and run.info.plan == plan.model_dump(mode="json")
+
+
+def _measure(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from driftscope.measure import measure
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def on_progress(progress: Progress) -> None:
+            bar.update(task, description=progress.condition, completed=progress.num_done, total=progress.num_units)
+
+        check = measure(
+            plan,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            on_status=lambda text: bar.update(task, description=text),
+            on_progress=on_progress,
+        )
+    return SelfCheckOutput(**asdict(check))
+
+
+def _measured(run: Run) -> MeasuredRun:
+    counts = run.info.counts
+    return MeasuredRun(
+        path=str(run.path),
+        status=run.status.value,
+        engine=run.info.engine,
+        num_prompts=counts.num_prompts,
+        num_rounds=counts.num_rounds,
+        num_depth_rows=counts.num_depth_rows,
+    )
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text)
+
+
+def _say_check(check: SelfCheckOutput) -> None:
+    if check.num_texts:
+        _say(
+            f"self-check: {check.num_identical} of {check.num_texts} live texts equal plain decoding token for token, "
+            f"{check.num_first_differences_tied} differ first at a tie (largest gap {check.max_first_difference_gap:.2g})"
+        )
+    _say(f"ties (logit gap < 1e-4): {check.num_ties}; responses too short for a round: {check.num_too_short}")
