@@ -41,10 +41,11 @@ def run_chains(
     """
     num_starts = len(packing.conversation)
     hidden = drafter.fuse(aux[:num_starts])
+    cos, sin = drafter.rotation(positions)
     own_k: list[Tensor] = []
     own_v: list[Tensor] = []
     for k in range(depth):  # index 0 is depth 1
-        rotation = drafter.rotation(positions[:num_starts] + k)
+        rotation = (cos[k : k + num_starts], sin[k : k + num_starts])  # slot t0+k, while that is the same conversation
         q, key, value, residual = project(embeds[k + 1 : k + 1 + num_starts], hidden, rotation)
         q, key, value = q.to(embeds.dtype), key.to(embeds.dtype), value.to(embeds.dtype)
         if k == 0:

@@ -67,6 +67,7 @@ TURN_SHARES = (0.7, 0.2, 0.1)
 USER_TEMPERATURE, ANSWER_TEMPERATURE = 1.0, 0.7
 MIN_P = 0.05  # tokens less than this share of the best one's probability are not sampled
 MAX_USER_TOKENS, MAX_ANSWER_TOKENS, MIN_ANSWER_TOKENS = 160, 512, 8
+MIN_CUT_TOKENS = 24  # of an answer cut before it repeats itself
 HARVEST_EVERY = 32  # decode steps between two looks at which slots are done
 RUNNING, DONE = 0, 1
 USER, ANSWER = 0, 1
@@ -257,14 +258,33 @@ def _choose(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits - temperature * noise).masked_fill(logits < floor, -torch.inf).argmax(-1)
 
 
-def is_good(ids: np.ndarray) -> bool:
-    """Whether every answer is long enough and none repeats itself; the last turn must be the assistant's."""
+def trimmed(ids: np.ndarray) -> np.ndarray | None:
+    """The conversation as far as it is worth learning, None if it is not.
+
+    An answer that repeats itself ends the conversation, cut where a 4-gram comes for the third time: before that it is
+    as good as any other, and greedy answers, which the drafters are for, loop most often.
+    """
     mask = response_mask(ids)
-    if not mask.any() or not mask[-1]:
-        return False
+    if not mask.any() or not mask[-1]:  # ends inside a user's turn
+        return None
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    answers = [ids[begin:end] for begin, end in edges.reshape(-1, 2)]
-    return all(len(answer) >= MIN_ANSWER_TOKENS and not is_degenerate(answer) for answer in answers)
+    for begin, end in edges.reshape(-1, 2):
+        if is_degenerate(ids[begin:end]):
+            length = _before_repetition(ids[begin:end])
+            return ids[: begin + length] if length >= MIN_CUT_TOKENS else None
+        if end - begin < MIN_ANSWER_TOKENS:
+            return None
+    return ids
+
+
+def _before_repetition(answer: np.ndarray) -> int:
+    seen: dict[bytes, int] = {}
+    for i in range(len(answer) - 3):
+        gram = answer[i : i + 4].tobytes()
+        seen[gram] = seen.get(gram, 0) + 1
+        if seen[gram] == 3:
+            return i
+    return len(answer)
 
 
 def passages_from(
@@ -315,7 +335,7 @@ def main() -> None:
     begun = time.monotonic()
     written = writers.run(options.seconds, options.max_conversations)
     seconds = time.monotonic() - begun
-    good = [ids for ids in written if is_good(ids)]
+    good = [ids for ids in map(trimmed, written) if ids is not None]
     num_tokens, num_good = sum(map(len, written)), sum(map(len, good))
     Conversations.of(good).save(options.out)
     print(

@@ -164,6 +164,7 @@ class Teacher:
         self.draft_head = target.lm_head[ids]
         self.draft_id = torch.full((len(target.lm_head),), -1, device=device)  # [vocab]
         self.draft_id[ids] = torch.arange(len(ids), device=device)
+        self.reduce = torch.compile(_reduce) if device.type == "cuda" else _reduce
 
     @torch.no_grad()
     def lesson(self, row: Row, depth: int) -> Lesson:
@@ -184,23 +185,28 @@ class Teacher:
             return attend(q, k, v, nothing, nothing, whole)
 
         states, aux = self.target.states(ids, positions, attend_text, capture=self.aux_layer_ids)
-        lse, best = [], []
+        p, best = [], []
         for part in states.split(LOGIT_ROWS):
-            logits = self.target.logits(part)
-            lse.append(logits.logsumexp(-1))
-            best.append(logits.argmax(-1))
-        p = (F.linear(states, self.draft_head).float() - torch.cat(lse)[:, None]).exp().to(states.dtype)
+            part_p, part_best = self.reduce(self.target.logits(part), F.linear(part, self.draft_head))
+            p.append(part_p)
+            best.append(part_best)
         weight = torch.where(move(row.is_response), 1.0, PROMPT_WEIGHT)
         return Lesson(
             self.target.embedding[ids],
             torch.cat(aux, dim=-1),
-            p,
+            torch.cat(p),
             self.draft_id[torch.cat(best)],
             positions,
             weight,
             conversation,
             packing,
         )
+
+
+def _reduce(logits: Tensor, draft_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Full-vocabulary logits (float32) and those of the draft vocabulary -> (p over the draft vocabulary, argmax)."""
+    lse = logits.logsumexp(-1, keepdim=True)
+    return (draft_logits.float() - lse).exp().to(draft_logits.dtype), logits.argmax(-1)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
