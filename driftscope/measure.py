@@ -75,12 +75,13 @@ def measure(
     job, notes = plan.job()
     from transformers.utils import logging as transformers_logging
 
-    from probes.job import load_models, run_job
+    from probes.job import check_job, load_models, run_job
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
 
     on_status("loading target and drafters")
     models = load_models(job)
+    check_job(job, models)
     stored_plan = plan.model_dump(mode="json")
     if resume:
         writer = RunWriter.resume(out, plan=stored_plan)

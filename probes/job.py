@@ -124,6 +124,18 @@ def shared_prefix_tokens(prompts: Sequence[np.ndarray]) -> int:
     return int(differs.argmax()) if differs.any() else limit
 
 
+def check_job(job: Job, models: Models) -> None:
+    """Raises InputError when a text cannot fit: the longest prompt of each condition at the longest context."""
+    longest = max(job.prompts, key=lambda p: sum(len(str(m.get("content"))) for m in p.messages))
+    num_context = max(job.context_tokens)
+    document = insert_context(job.documents, num_context, models.target.tokenizer) if num_context else None
+    for cell in cells(job):
+        if cell.context_tokens == num_context:
+            rendered = _render_or_take(models.target, longest, cell, document)
+            num_tokens = len(rendered.token_ids) + job.max_new_tokens + job.depth + 1
+            models.target.check_length(num_tokens, f"condition {cell}, prompt {longest.prompt_id}")
+
+
 def run_job(
     job: Job,
     models: Models,

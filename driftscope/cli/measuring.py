@@ -97,11 +97,18 @@ def _measure(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfChe
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    stderr = Console(stderr=True, highlight=False)
+    is_log = not stderr.is_terminal  # a bar would leave nothing readable there: one line per condition instead
+    last = ""
+    with Bar(*columns, console=stderr, transient=True, disable=is_log) as bar:
         task = bar.add_task("starting", total=None)
 
         def on_progress(progress: Progress) -> None:
+            nonlocal last
             bar.update(task, description=progress.condition, completed=progress.num_done, total=progress.num_units)
+            if is_log and progress.condition != last:
+                stderr.print(f"{progress.num_done}/{progress.num_units} {progress.condition}", soft_wrap=True)
+                last = progress.condition
 
         check = measure(
             plan,

@@ -161,6 +161,8 @@ def response_of(trace: TargetTrace) -> list[int]:
 
 
 def assert_rounds_add_up(batch: RoundBatch, trace: TargetTrace) -> None:
+    last_start = trace.num_prompt_tokens + trace.num_response_tokens - 3
+    assert batch.start[batch.on_walk].max() <= last_start  # a round after the last token is none
     emitted = int((batch.accepted_drafts[batch.on_walk] + 1).sum())
     assert 1 + emitted - batch.num_trimmed_tokens == trace.num_response_tokens
 
