@@ -1,0 +1,109 @@
+"""Bars of parts of a whole: where attention goes by depth, and which target layers the fused state comes from.
+
+Knows no statistics. Regions have a pattern besides their colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
+from driftscope.figures.style import REGION_COLORS, REGION_PATTERNS, series_style
+from driftscope.figures.tidy import RegionMasses, Share
+
+SMALLEST_SHOWN_MASS = 5e-4  # a region that never reaches this is not listed
+
+
+def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = True) -> go.Figure:
+    """Stacked: the head-mean attention probability of every region, by depth."""
+    figure = bare_figure(height=height)
+    said = []
+    for region, color in REGION_COLORS.items():
+        values = masses.mass.get(region, ())
+        if max((value or 0.0 for value in values), default=0.0) < SMALLEST_SHOWN_MASS:
+            continue
+        depths = list(range(1, len(values) + 1))
+        figure.add_trace(
+            go.Bar(
+                x=depths,
+                y=list(values),
+                name=region,
+                marker={"color": color, "pattern": {"shape": REGION_PATTERNS[region], "fgcolor": "#FFFFFF", "size": 5}},
+                hovertext=[f"<b>{region}</b><br>depth {k}: {number(v)}" for k, v in zip(depths, values, strict=True)],
+                hoverinfo="text",
+            )
+        )
+        said.append(f"{region}: {', '.join(number(v) for v in values)}")
+    figure.update_layout(
+        barmode="stack",
+        bargap=0.18,
+        showlegend=has_legend,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(title={"text": "depth k", "standoff": 6}, dtick=1, showgrid=False, fixedrange=True)
+    figure.update_yaxes(
+        title={"text": "attention probability (head mean)", "standoff": 6},
+        range=[0, 1],
+        automargin=True,
+        fixedrange=True,
+    )
+    return set_alt_text(
+        figure,
+        f"Stacked bars of the attention probability of {masses.label} by region, depth 1 on. {'; '.join(said) or 'none'}.",
+    )
+
+
+def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> go.Figure:
+    """One group of bars for each aux layer, one bar for each series, with its interval."""
+    figure = bare_figure(height=height)
+    labels = list(dict.fromkeys(share.label for share in shares))
+    patterns = ("", "/", "x", ".", "\\", "-", "+", "|")
+    for index, label in enumerate(labels):
+        own = [s for s in shares if s.label == label and s.estimate.value is not None]
+        if not own:
+            continue
+        style = series_style(own[0].drafter, own[0].variant)
+        pattern = patterns[index % len(patterns)]
+        figure.add_trace(
+            go.Bar(
+                x=[s.part for s in own],
+                y=[s.estimate.value for s in own],
+                name=escape(label),
+                marker={"color": style.color, "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "size": 6}},
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [
+                        abs((s.estimate.high or 0) - (s.estimate.value or 0)) if s.estimate.high is not None else 0
+                        for s in own
+                    ],
+                    "arrayminus": [
+                        abs((s.estimate.value or 0) - (s.estimate.low or 0)) if s.estimate.low is not None else 0
+                        for s in own
+                    ],
+                    "thickness": 1.4,
+                    "width": 4,
+                },
+                customdata=[[s.estimate.low, s.estimate.high] for s in own],
+                hovertext=[
+                    f"<b>{escape(label)}</b><br>{escape(s.part)}: {number(s.estimate.value)} {interval(s.estimate)}<br>"
+                    f"{evidence(s.estimate)}"
+                    for s in own
+                ],
+                hoverinfo="text",
+            )
+        )
+    figure.update_layout(
+        barmode="group",
+        bargap=0.25,
+        showlegend=len(labels) > 1,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+    )
+    figure.update_xaxes(
+        title={"text": "captured target layer (boundary id)", "standoff": 6}, type="category", fixedrange=True
+    )
+    figure.update_yaxes(title={"text": y_title, "standoff": 6}, zeroline=True, automargin=True, fixedrange=True)
+    numbers = "; ".join(f"{s.label}, {s.part}: {spoken(s.estimate)}" for s in shares)
+    return set_alt_text(figure, f"Bars of the {y_title} by captured target layer. {numbers}.")

@@ -1,0 +1,111 @@
+"""Curves over depth or context length: one line a series, the band is the 95 % interval.
+
+Knows no statistics. Colour and marker say the drafter, the dash says the condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
+from driftscope.figures.style import series_style, translucent
+from driftscope.figures.tidy import Curve
+
+BAND_ALPHA = 0.16
+
+
+def curve_figure(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    x_title: str,
+    y_title: str,
+    height: int = 270,
+    is_share: bool = False,
+    has_legend: bool = False,
+) -> go.Figure:
+    """`title` is what the alt text calls the figure. `is_share`: the y axis starts at 0 and has no negative part."""
+    figure = bare_figure(height=height)
+    for curve in curves:
+        style = series_style(curve.drafter, curve.variant)
+        drawn = [(x, e) for x, e in zip(curve.x, curve.estimates, strict=True) if e.value is not None]
+        banded = [(x, e) for x, e in drawn if e.low is not None and e.high is not None]
+        if banded:
+            xs = [x for x, _ in banded]
+            figure.add_trace(
+                go.Scatter(
+                    x=xs + xs[::-1],
+                    y=[e.high for _, e in banded] + [e.low for _, e in reversed(banded)],
+                    fill="toself",
+                    fillcolor=translucent(style.color, BAND_ALPHA),
+                    line={"width": 0},
+                    hoverinfo="skip",
+                    name=f"{escape(curve.label)} (interval)",
+                    legendgroup=curve.label,
+                    showlegend=False,
+                )
+            )
+        figure.add_trace(
+            go.Scatter(
+                x=[x for x, _ in drawn],
+                y=[e.value for _, e in drawn],
+                mode="lines+markers",
+                name=escape(curve.label),
+                legendgroup=curve.label,
+                line={"color": style.color, "dash": style.dash, "width": 2.2},
+                marker={
+                    "symbol": style.marker + ("-open" if style.is_open else ""),
+                    "size": 8,
+                    "color": style.color,
+                    "line": {"width": 1.5, "color": style.color},
+                },
+                customdata=[[e.low, e.high] for _, e in drawn],
+                hovertext=[
+                    f"<b>{escape(curve.label)}</b><br>{x_title} {x:,}: {number(e.value)} {interval(e)}<br>{evidence(e)}"
+                    for x, e in drawn
+                ],
+                hoverinfo="text",
+            )
+        )
+    all_x = sorted({x for curve in curves for x in curve.x})
+    figure.update_layout(
+        showlegend=has_legend, legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}, hovermode="closest"
+    )
+    figure.update_xaxes(
+        title={"text": x_title, "standoff": 6},
+        tickvals=_spread_ticks(all_x),
+        tickformat=",",
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,
+    )
+    figure.update_yaxes(
+        title={"text": y_title, "standoff": 6},
+        rangemode="tozero" if is_share else "normal",
+        zeroline=not is_share,
+        zerolinewidth=1,
+        automargin=True,
+        fixedrange=True,
+        nticks=6,
+    )
+    parts = []
+    for curve in curves:
+        values = ", ".join(
+            f"{x:,}: {spoken(e)}" for x, e in zip(curve.x, curve.estimates, strict=True) if e.value is not None
+        )
+        parts.append(f"{curve.label}: {values or 'not measured'}")
+    return set_alt_text(figure, f"Line chart, {title} against {x_title}. {'; '.join(parts)}.")
+
+
+def _spread_ticks(values: list[float]) -> list[float]:
+    """All values where they have room: those closer than a twelfth of the axis to the last one kept are left out."""
+    if not values:
+        return []
+    room = (values[-1] - values[0]) / 12
+    kept = values[:1]
+    for value in values[1:]:
+        if value - kept[-1] >= room:
+            kept.append(value)
+    return kept

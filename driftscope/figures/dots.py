@@ -1,0 +1,77 @@
+"""One dot per drafter and condition, with its interval: which drafter is worse, and where.
+
+Knows no statistics. Conditions stand in rows in the given order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
+from driftscope.figures.style import series_style
+from driftscope.figures.tidy import Point
+
+ROW_HEIGHT = 26
+
+
+def condition_dots(points: Sequence[Point], *, x_title: str) -> go.Figure:
+    """Conditions in rows (first on top), one dot for each series, the bar is the 95 % interval."""
+    conditions = list(dict.fromkeys(point.condition for point in points))
+    labels = list(dict.fromkeys(point.label for point in points))
+    figure = bare_figure(height=ROW_HEIGHT * len(conditions) + 90)
+    row_of = {name: row for row, name in enumerate(conditions)}
+    for index, label in enumerate(labels):
+        own = [p for p in points if p.label == label and p.estimate.value is not None]
+        if not own:
+            continue
+        style = series_style(own[0].drafter, own[0].variant)
+        offset = (index - (len(labels) - 1) / 2) * min(0.3, 0.7 / len(labels))
+        figure.add_trace(
+            go.Scatter(
+                x=[p.estimate.value for p in own],
+                y=[row_of[p.condition] + offset for p in own],
+                mode="markers",
+                name=escape(label),
+                marker={
+                    "symbol": style.marker + ("-open" if style.is_open else ""),
+                    "size": 9,
+                    "color": style.color,
+                    "line": {"width": 1.5, "color": style.color},
+                },
+                error_x={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [_reach(p.estimate.high, p.estimate.value) for p in own],
+                    "arrayminus": [_reach(p.estimate.value, p.estimate.low) for p in own],
+                    "thickness": 1.6,
+                    "width": 0,
+                    "color": style.color,
+                },
+                customdata=[[p.key, p.estimate.value, p.estimate.low, p.estimate.high] for p in own],
+                hovertext=[
+                    f"<b>{escape(label)}</b><br>{escape(p.condition)}<br>{number(p.estimate.value)} "
+                    f"{interval(p.estimate)}<br>{evidence(p.estimate)}"
+                    for p in own
+                ],
+                hoverinfo="text",
+            )
+        )
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
+    figure.update_xaxes(title={"text": x_title, "standoff": 6}, zeroline=False, fixedrange=True)
+    figure.update_yaxes(
+        tickvals=list(range(len(conditions))),
+        ticktext=[escape(c) for c in conditions],
+        range=[len(conditions) - 0.4, -0.6],
+        showgrid=True,
+        zeroline=False,
+        automargin=True,
+        fixedrange=True,
+    )
+    numbers = "; ".join(f"{p.condition}, {p.label}: {spoken(p.estimate)}" for p in points)
+    return set_alt_text(figure, f"Dot chart of {x_title} by condition. {numbers}.")
+
+
+def _reach(far: float | None, near: float | None) -> float:
+    return 0.0 if far is None or near is None else abs(far - near)
