@@ -5,7 +5,7 @@ Knows no model. `make_prompt` and `make_batch` give one record each; `write_run`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -229,9 +229,17 @@ def make_records(
                     yield make_batch(prompt, drafter=drafter, seed=seed, **batch_options)  # type: ignore[arg-type]
 
 
-def write_run(path: Path, records: Iterator[Record] | None = None, info: RunInfo | None = None) -> Path:
-    """A complete run at `path`."""
+def write_run(
+    path: Path,
+    records: Iterable[Record] | None = None,
+    info: RunInfo | None = None,
+    *,
+    error: BaseException | None = None,
+) -> Path:
+    """A run at `path`: complete, or stopped by `error` after the last record."""
     with RunWriter(path, info or make_info()) as writer:
-        for record in records or make_records():
+        for record in make_records() if records is None else records:
             writer.write_batch(record)
+        if error is not None:
+            raise error
     return path

@@ -51,7 +51,7 @@ def _print_head(out: Console, run: Run) -> None:
 
 def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], depths: Sequence[int]) -> None:
     basis = " and ".join(dict.fromkeys(condition.depth_basis for condition in conditions))
-    out.print("\n[bold]tokens_per_round[/bold] = accepted drafts + the bonus token; 95 % interval over prompts")
+    out.print("\n[bold]tokens_per_round[/bold] = accepted drafts + the bonus token; 95 % interval over n prompts")
     has_templates = any(condition.template != "default" for condition in conditions)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("system_prompt", overflow="fold", min_width=8, max_width=18)
@@ -59,7 +59,7 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
         table.add_column("template", overflow="fold", min_width=8, max_width=10)
     table.add_column("context", justify="right", no_wrap=True)
     table.add_column("drafter", overflow="fold", min_width=8, max_width=14)
-    table.add_column("prompts", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
     table.add_column("walk", justify="right", no_wrap=True)
     table.add_column("interval", no_wrap=True)
     table.add_column("dense", justify="right", no_wrap=True)

@@ -95,7 +95,7 @@ def recover(path: str | Path) -> Recovery:
     if aside and (run / SUMMARY).exists():
         reason = "it was made from parts that are set aside"
         aside.append(SetAside(file=str(set_aside(run / SUMMARY)), reason=reason))
-    notes = [*info.notes, *(f"{part.file} was set aside: {part.reason}" for part in aside)]
+    notes = [*info.notes, *(f"{Path(part.file).relative_to(run)}: {part.reason}" for part in aside)]
     write_info(run, info.model_copy(update={"status": status, "counts": counts, "notes": notes}))
     return Recovery(
         path=str(run), status=status, num_temporary_files_removed=len(temporary), set_aside=aside, counts=counts

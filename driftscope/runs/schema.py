@@ -95,6 +95,8 @@ DEPTH_COLUMNS = {
     "hidden_feedback_norm": pa.float32(),
     "input_share_embed": pa.float32(),
 }
+DEPTH_LIST_COLUMNS = ("target_divergence",)
+"""One list per round and depth: for each aux layer in ascending id, then for the mean of the full-attention layers."""
 LAYER_COLUMNS = ("hidden_in_norm", "hidden_out_norm", "branch_norm_attn", "branch_norm_mlp")
 MASS_COLUMNS = tuple(f"mass_{region}" for region in REGIONS)
 HEAD_COLUMNS = ("recent_mass", "own_excess", "sink_deficit", "attention_entropy")
@@ -127,6 +129,7 @@ DEPTH_SCHEMA = pa.schema(
         pa.field("depth", pa.int32(), nullable=False),  # 1..K
         pa.field("layer", pa.int32(), nullable=False),  # 0..; columns without a layer axis repeat on each layer's row
         *(pa.field(name, kind) for name, kind in DEPTH_COLUMNS.items()),
+        *(pa.field(name, FLOATS) for name in DEPTH_LIST_COLUMNS),
         *(pa.field(name, pa.float32()) for name in LAYER_COLUMNS),
         *(pa.field(name, FLOATS) for name in (*MASS_COLUMNS, *HEAD_COLUMNS)),
     ]

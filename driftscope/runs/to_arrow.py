@@ -14,6 +14,7 @@ import pyarrow as pa
 from driftscope.runs.schema import (
     AUX_COLUMNS,
     DEPTH_COLUMNS,
+    DEPTH_LIST_COLUMNS,
     DEPTH_SCHEMA,
     HEAD_COLUMNS,
     LAYER_COLUMNS,
@@ -121,6 +122,10 @@ def depth_table(batch: RoundBatch, first_round_id: int, *, has_text: bool) -> pa
             columns[name] = _REASON_NAMES.take(pa.array(np.repeat(values.ravel(), num_layers)))
         else:
             columns[name] = _column(name, values, num_rows, repeats=num_layers)
+    for name in DEPTH_LIST_COLUMNS:
+        values = _shaped(batch, name, (*by_depth, None))
+        repeated = None if values is None else np.repeat(values.reshape(-1, values.shape[-1]), num_layers, axis=0)
+        columns[name] = _lists(repeated, num_rows)
     for name in LAYER_COLUMNS:
         columns[name] = _column(name, _shaped(batch, name, by_layer), num_rows)
     for name, region in zip(MASS_COLUMNS, REGIONS, strict=True):
