@@ -52,6 +52,8 @@ class Plan(BaseModel):
     draft_sample_method: Literal["greedy"] = Field("greedy", description="how drafts are chosen")
     seed: int = 0
     sink_slots: Positive = Field(1, description="how many first slots count as the sink")
+    last_tokens: Positive | None = Field(None, description="replay: start chains only at the last so many tokens")
+    target_attention: bool = Field(False, description="also compare the drafter's attention with the target's")
     batch_size: Positive = Field(8, description="prompts decoded together")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("cpu", description="torch device, e.g. cuda")
@@ -98,6 +100,8 @@ class Plan(BaseModel):
             temperature=self.temperature,
             seed=self.seed,
             sink_slots=self.sink_slots,
+            last_tokens=self.last_tokens,
+            target_attention=self.target_attention,
             batch_size=self.batch_size,
             dtype=self.dtype,
             device=self.device,

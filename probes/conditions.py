@@ -54,6 +54,8 @@ class Job:
     temperature: float = 0.0
     seed: int = 0
     sink_slots: int = 1
+    last_tokens: int | None = None  # replay: chains start only at the last so many response tokens
+    target_attention: bool = False  # measure target_divergence, at the cost of one more target pass over each response
     batch_size: int = 8  # prompts decoded together
     dtype: str = "float32"
     device: str = "cpu"

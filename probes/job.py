@@ -26,6 +26,7 @@ from probes.record import TEXT_REGIONS, PromptRecord, Record
 from probes.rendering import Rendered, insert_context, render
 from probes.replay import replay
 from probes.target import TIE_LOGIT_GAP, Prefix, Sampler, Target, TargetTrace, target_config
+from probes.target_attention import TargetMasses, target_masses
 
 LOW_PRECISION_GAP_SHARE = 2.0**-6
 """bfloat16/float16: a first difference between live and plain text with a logit gap above this share of the logits' range
@@ -167,12 +168,13 @@ def run_job(
         for batch, shared in _texts(job, models, cell, documents[cell.context_tokens], is_measured):
             for prompt, trace in batch:
                 write_batch(prompt)
+                attention = _attention(job, models.target, prompt, trace, shared)
                 for drafter in models.drafters:
                     if not is_done(drafter.name, cell.key, prompt.prompt_id):
                         if trace.num_response_tokens < 2:
                             check.num_too_short += 1
                         else:
-                            _measure(job, models.target, drafter, prompt, trace, shared, write_batch, check)
+                            _measure(job, models.target, drafter, prompt, trace, shared, attention, write_batch, check)
                     num_done += 1
                     on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
     _judge(job, check)
@@ -293,6 +295,7 @@ def _measure(
     prompt: PromptRecord,
     trace: TargetTrace,
     shared: Shared,
+    attention: TargetMasses | None,
     write_batch: Callable[[Record], None],
     check: SelfCheck,
 ) -> None:
@@ -300,7 +303,15 @@ def _measure(
     slots = shared.slots.get(drafter.name)
     if job.engine == "replay" or trace.is_forced:
         batch = replay(
-            drafter.model, trace, prompt, name=drafter.name, depth=job.depth, sink_slots=job.sink_slots, cache=slots
+            drafter.model,
+            trace,
+            prompt,
+            name=drafter.name,
+            depth=job.depth,
+            sink_slots=job.sink_slots,
+            cache=slots,
+            last_tokens=job.last_tokens,
+            target_attention=attention,
         )
         check.num_ties += batch.num_ties
         write_batch(batch)
@@ -325,10 +336,29 @@ def _measure(
     if not rounds.starts:
         check.num_too_short += 1
         return
-    batch = record_live(drafter.model, live_trace, rounds, prompt, name=drafter.name, sink_slots=job.sink_slots)
+    batch = record_live(
+        drafter.model,
+        live_trace,
+        rounds,
+        prompt,
+        name=drafter.name,
+        sink_slots=job.sink_slots,
+        target_attention=_attention(job, target, prompt, live_trace, shared),
+    )
     check.num_ties += batch.num_ties
     # a text that differs after a tie has its own length: the plain text's identity does not hold for it
     write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
+
+
+def _attention(
+    job: Job, target: Target, prompt: PromptRecord, trace: TargetTrace, shared: Shared
+) -> TargetMasses | None:
+    """Where the target looks on this text, when that is asked for. A live text may be longer than the plain one."""
+    if not job.target_attention or trace.num_response_tokens < 2:
+        return None
+    region = np.full(len(trace.token_ids), TEXT_REGIONS.index("response"), np.uint8)
+    region[: trace.num_prompt_tokens] = prompt.region[: trace.num_prompt_tokens]
+    return target_masses(target, trace, region, sink_slots=job.sink_slots, prefix=shared.prefix)
 
 
 def compare_with_plain(

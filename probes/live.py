@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from probes.attention.slots import slot_regions
 from probes.chain import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
 from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
-from probes.rounds import Drafted, fresh_pass, record_rounds, slot_regions
+from probes.rounds import Drafted, fresh_pass, record_rounds
 from probes.target import Prefix, Sampler, Target, TargetTrace
+from probes.target_attention import TargetMasses
 
 
 @dataclass
@@ -131,7 +133,14 @@ def run_live(
 
 @torch.inference_mode()
 def record_live(
-    drafter: Drafter, trace: TargetTrace, rounds: LiveRounds, prompt: PromptRecord, *, name: str, sink_slots: int = 1
+    drafter: Drafter,
+    trace: TargetTrace,
+    rounds: LiveRounds,
+    prompt: PromptRecord,
+    *,
+    name: str,
+    sink_slots: int = 1,
+    target_attention: TargetMasses | None = None,
 ) -> RoundBatch:
     """The rounds' record. What depth 1 would have predicted with true features is computed afterwards, on the text."""
     depth, device = len(rounds.drafts[0]), trace.token_ids.device
@@ -149,6 +158,7 @@ def record_live(
         fresh,
         name=name,
         engine="live",
+        target_attention=target_attention,
         draft_us=np.asarray(rounds.draft_us, np.float32),
         verify_us=np.asarray(rounds.verify_us, np.float32),
     )

@@ -117,6 +117,10 @@ class RoundBatch:
     fresh_token: np.ndarray | None = None  # int32: depth 1's prediction at slot t+k-1 with true features
     fresh_right: np.ndarray | None = None  # int8
     hidden_feedback_norm: np.ndarray | None = None  # float32: L2 of what is fed back
+    # on request, [round, depth, aux + 1], float32, bits: Jensen-Shannon divergence between the head-mean masses of this
+    # query and the target's at position t+k (own, current and response as one region): boundary id i -> layer i-1, then
+    # the mean of all full-attention layers. NaN where the drafts so far differ from the text, and for id 0
+    target_divergence: np.ndarray | None = None
     input_share_embed: np.ndarray | None = None  # float32: signed share of the embedding half in the stacked q,k,v
 
     # [round, depth, layer]

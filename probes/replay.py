@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from probes.attention.slots import slot_regions
 from probes.chain import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.record import PromptRecord, RoundBatch
-from probes.rounds import Drafted, fresh_pass, record_rounds, slot_regions
+from probes.rounds import Drafted, fresh_pass, record_rounds
 from probes.target import TargetTrace
+from probes.target_attention import TargetMasses
 
 
 @torch.inference_mode()
@@ -27,8 +29,13 @@ def replay(
     depth: int,
     sink_slots: int = 1,
     cache: SlotCache | None = None,
+    last_tokens: int | None = None,
+    target_attention: TargetMasses | None = None,
 ) -> RoundBatch:
     """All chains of one prompt. `cache` may hold the slots of a prefix shared with other prompts.
+
+    `last_tokens` starts chains only at the last so many response tokens (the walk then begins there);
+    `target_attention` adds `target_divergence`.
 
     Raises InputError when the response is too short for one round (L - P < 2) or the drafter's rope depends on length.
     """
@@ -41,6 +48,8 @@ def replay(
             where=f"prompt {prompt.prompt_id}",
             remedy="raise --max-new-tokens, or leave the prompt out",
         )
+    if last_tokens is not None:
+        first = max(first, last - last_tokens + 1)
     device = trace.token_ids.device
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     one_hot = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=device)
@@ -55,4 +64,14 @@ def replay(
         output = step(drafter, cache, one_hot, drafts[-1].token, feedback, start=first, own=own)
         drafts.append(Drafted.from_step(drafter, output))
         feedback, own = output.feedback, output.own
-    return record_rounds(drafter, trace, prompt, starts, drafts, fresh, name=name, engine="replay")
+    return record_rounds(
+        drafter,
+        trace,
+        prompt,
+        starts,
+        drafts,
+        fresh,
+        name=name,
+        engine="replay",
+        target_attention=target_attention,
+    )

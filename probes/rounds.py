@@ -14,24 +14,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probes.attention.masses import recent_masses
+from probes.attention.slots import SLOT_REGIONS
 from probes.chain import SlotCache, StepOutput, concat_aux, step
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target import TIE_LOGIT_GAP, TargetTrace
-
-SLOT_REGIONS = ("sink", *TEXT_REGIONS)
-"""Columns of the one-hot with which region masses are measured."""
+from probes.target_attention import TargetMasses, compared_masses, jensen_shannon
 
 LABEL_BLOCK_ROUNDS = 256
 """Rounds whose full-vocabulary target rows are looked at together (bounds memory, changes nothing)."""
-
-
-def slot_regions(region: np.ndarray, *, sink_slots: int, device: torch.device) -> Float[Tensor, "slot region"]:
-    """One-hot over SLOT_REGIONS. A slot's region is that of its token x[t]; the first `sink_slots` are `sink`."""
-    column = torch.as_tensor(region, dtype=torch.int64, device=device) + 1
-    column[:sink_slots] = 0
-    return torch.nn.functional.one_hot(column, len(SLOT_REGIONS)).float()
 
 
 @dataclass(frozen=True)
@@ -125,6 +117,7 @@ class Labels:
     has_label: Bool[Tensor, "round depth"]  # the target has seen this very prefix and its choice is known
     accepted: Bool[Tensor, "round depth"]
     reason: Int[Tensor, "round depth"]
+    follows_text: Bool[Tensor, "round depth"]  # the drafts before this depth equal the text
     has_all_labels: Bool[Tensor, "round"]  # K labels exist for this start, whatever is drafted
 
 
@@ -165,6 +158,7 @@ def label(drafter: Drafter, trace: TargetTrace, starts: Int[Tensor, "round"], dr
         has_label=has_label,
         accepted=accepted,
         reason=reason,
+        follows_text=exists & all_before(exists & (token == text)),
         has_all_labels=exists[:, -1] & all_before(agrees)[:, -1],
     )
 
@@ -220,6 +214,7 @@ def record_rounds(
     *,
     name: str,
     engine: str,
+    target_attention: TargetMasses | None = None,
     draft_us: np.ndarray | None = None,
     verify_us: np.ndarray | None = None,
 ) -> RoundBatch:
@@ -238,6 +233,8 @@ def record_rounds(
         has_all_labels = labels.has_all_labels.cpu().numpy()
     else:
         on_walk, trimmed = walk(start_list, accepted_drafts, num_text_tokens)
+        if num_rounds and start_list[0] > trace.num_prompt_tokens - 1:
+            trimmed = None  # a walk over the last tokens alone does not make the whole response
         has_all_labels = labels.has_all_labels.cpu().numpy()
 
     def over_depth(name: str) -> Tensor:
@@ -319,12 +316,38 @@ def record_rounds(
         hidden_out_norm=_float(over_depth("hidden_out_norm")),
         branch_norm_attn=_float(over_depth("branch_norm_attn")),
         branch_norm_mlp=_float(over_depth("branch_norm_mlp")),
+        target_divergence=None
+        if target_attention is None
+        else target_divergence(drafter, trace, starts, labels, region, own + current, target_attention),
         mass={name: _float(mass[name]) for name in REGIONS},
         recent_mass=_float(recent),
         own_excess=_float(own - recent),
         sink_deficit=_float(fresh_sink - region[..., 0]),
         attention_entropy=_float(over_depth("entropy")),
     )
+
+
+def target_divergence(
+    drafter: Drafter,
+    trace: TargetTrace,
+    starts: Int[Tensor, "round"],
+    labels: Labels,
+    region: Float[Tensor, "round depth layer head region"],
+    own_and_current: Float[Tensor, "round depth layer head"],
+    target: TargetMasses,
+) -> np.ndarray:
+    """[round, depth, aux + 1] bits, see `RoundBatch.target_divergence`; the drafter's layers and heads are averaged."""
+    ours = compared_masses(region.mean(dim=(2, 3)), own_and_current.mean(dim=(2, 3)))
+    depth = region.shape[1]
+    index = starts[:, None] + torch.arange(1, depth + 1, device=starts.device) - (trace.num_prompt_tokens - 1)
+    columns = []
+    for theirs in [*(target.by_layer.get(i - 1) for i in drafter.spec.aux_layer_ids), target.full_mean]:
+        if theirs is None:
+            columns.append(torch.full(index.shape, torch.nan, device=index.device))
+        else:
+            divergence = jensen_shannon(ours, theirs[index.clamp_max(len(theirs) - 1)])
+            columns.append(torch.where(labels.follows_text, divergence, torch.nan))
+    return torch.stack(columns, dim=-1).cpu().numpy()
 
 
 def _float(value: Tensor | None) -> np.ndarray | None:

@@ -54,6 +54,12 @@ def probe(
     draft_sample_method: Annotated[str | None, typer.Option(help="How drafts are chosen: greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="For sampling at temperature > 0. [0]")] = None,
     sink_slots: Annotated[int | None, typer.Option(help="How many first slots count as the sink. [1]")] = None,
+    last_tokens: Annotated[
+        int | None, typer.Option(help="Replay: start chains only at the last so many response tokens.")
+    ] = None,
+    target_attention: Annotated[
+        bool | None, typer.Option(help="Also compare the drafter's attention with the target's (target_divergence).")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts decoded together. [8]")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16. [float32]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]")] = None,
@@ -88,6 +94,8 @@ def probe(
         "draft_sample_method": draft_sample_method,
         "seed": seed,
         "sink_slots": sink_slots,
+        "last_tokens": last_tokens,
+        "target_attention": target_attention,
         "batch_size": batch_size,
         "dtype": dtype,
         "device": device,

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.attention import kernel
+from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.replay import replay
-from probes.rounds import slot_regions
 from probes.target import TargetTrace
 from tests.reference_decoder import ChainStep, ReferenceDecoder
 from tests.tiny_models import random_tensors, random_text, tiny_spec
