@@ -48,7 +48,7 @@ class Conversations:
         return cls(ids=np.concatenate(flats), offsets=offsets)
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, flat=self.ids, off=self.offsets)
+        np.savez(path, flat=self.ids, off=self.offsets)
 
 
 def response_mask(ids: np.ndarray) -> np.ndarray:

@@ -34,7 +34,14 @@ class Layer(NamedTuple):
 class Llama:
     """The weights of a Hugging Face folder (dense Llama, default RoPE, no biases), fused where that saves a launch."""
 
-    def __init__(self, folder: Path, *, device: str | torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str | torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        is_compiled: bool = False,  # fuses the small operations; for one number of tokens, again and again
+    ) -> None:
         self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = {name: w.to(device, dtype) for name, w in load_file(folder / "model.safetensors").items()}
         self.num_layers = int(self.config["num_hidden_layers"])
@@ -59,6 +66,8 @@ class Llama:
                 w("mlp.down_proj"),
             )
 
+        self.rotate = torch.compile(_rotate) if is_compiled else _rotate
+        self.gate = torch.compile(_gate) if is_compiled else _gate
         self.layers = [layer(i) for i in range(self.num_layers)]
         half = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
         frequency = float(self.config["rope_parameters"]["rope_theta"]) ** -half
@@ -84,10 +93,10 @@ class Llama:
                 captured.append(stream)
             x = F.linear(self._rms_norm(stream, layer.input_norm), layer.qkv)
             q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in x.split(sizes, dim=-1))
-            attended = attend(i, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+            attended = attend(i, *self.rotate(q, k, cos, sin), v)
             stream = stream + F.linear(attended.flatten(-2), layer.o)
-            gate, up = F.linear(self._rms_norm(stream, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            stream = stream + F.linear(F.silu(gate) * up, layer.down)
+            x = F.linear(self._rms_norm(stream, layer.mlp_norm), layer.gate_up)
+            stream = stream + F.linear(self.gate(x), layer.down)
         return self._rms_norm(stream, self.norm), captured
 
     def logits(self, states: Float[Tensor, "token hidden"]) -> Float[Tensor, "token vocab"]:
@@ -102,6 +111,12 @@ class Llama:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([second, first], dim=-1) * sin
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """RoPE; `sin` carries the sign of rotate-half."""
+    (q1, q2), (k1, k2) = q.chunk(2, dim=-1), k.chunk(2, dim=-1)
+    return q * cos + torch.cat([q2, q1], dim=-1) * sin, k * cos + torch.cat([k2, k1], dim=-1) * sin
+
+
+def _gate(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

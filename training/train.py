@@ -34,6 +34,8 @@ from training.write_checkpoint import demo_spec, write_checkpoint
 KINDS = ("eagle3", "eagle3.1")
 DEPTH_DECAY = 0.8  # weight of depth k is 0.8^(k-1), as in SafeAILab and SpecForge
 PROMPT_WEIGHT = 0.1  # of tokens that the target did not write as an answer
+MAX_CONVERSATIONS = 511  # in a row
+WARM_UP_STEPS = 4  # before the step is captured
 LOGIT_ROWS = 4096  # rows of full-vocabulary logits held at a time
 
 
@@ -49,6 +51,24 @@ class Recipe:
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+
+
+class RowTensors(NamedTuple):
+    """A `Row` on the device, in shapes that never change: one CUDA graph serves every row."""
+
+    ids: Tensor  # [token]
+    positions: Tensor  # [token]
+    conversation: Tensor  # int32 [token]
+    is_response: Tensor  # bool [token]
+    starts: Tensor  # int32 [MAX_CONVERSATIONS + 1], its last value repeated: conversations without tokens
+
+    @classmethod
+    def of(cls, row: Row) -> RowTensors:
+        padding = MAX_CONVERSATIONS + 1 - len(row.starts)
+        if padding < 0:
+            raise ValueError(f"{len(row.starts) - 1} conversations in a row, at most {MAX_CONVERSATIONS} fit")
+        starts = np.concatenate([row.starts, np.full(padding, row.starts[-1], dtype=np.int32)])
+        return cls(*map(torch.from_numpy, (row.ids, row.positions, row.conversation, row.is_response, starts)))
 
 
 class Lesson(NamedTuple):
@@ -89,10 +109,11 @@ class Trainee:
         self.parameters = [w for name, w in self.drafter.named_parameters() if name != "embed_tokens.weight"]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
-            lr=recipe.learning_rate,
+            lr=torch.tensor(recipe.learning_rate, device=device),  # a tensor, so that a captured step reads its value
             betas=(0.9, 0.95),
             weight_decay=recipe.weight_decay,
             fused=device != "cpu",
+            capturable=device != "cpu",
         )
         compiled = torch.compile if device != "cpu" else (lambda function: function)
         self.project = compiled(self.drafter.layers[0].project)
@@ -140,14 +161,12 @@ class Trainee:
         )
         return torch.stack(losses).sum() / sum(DEPTH_DECAY**k for k in range(depth)), torch.stack(agreements)
 
-    def step(self, lesson: Lesson, recipe: Recipe, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def step(self, lesson: Lesson, recipe: Recipe) -> tuple[Tensor, Tensor]:
         is_cuda = lesson.embeds.is_cuda
         with torch.autocast("cuda" if is_cuda else "cpu", torch.bfloat16, enabled=is_cuda):
             loss, agreement = self.loss(lesson, recipe.depth)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, recipe.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), agreement
@@ -167,17 +186,11 @@ class Teacher:
         self.reduce = torch.compile(_reduce) if device.type == "cuda" else _reduce
 
     @torch.no_grad()
-    def lesson(self, row: Row, depth: int) -> Lesson:
-        device = self.target.embedding.device
-
-        def move(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
-        ids, positions, conversation = move(row.ids), move(row.positions), move(row.conversation)
-        num_starts = len(row.ids) - depth - 1
-        whole = Packing(conversation, move(row.starts), row.longest)
-        starts = np.minimum(row.starts, num_starts)
-        packing = Packing(conversation[:num_starts], move(starts), row.longest)
+    def lesson(self, row: RowTensors, depth: int, longest: int) -> Lesson:
+        ids, positions, conversation = row.ids, row.positions, row.conversation
+        num_starts = len(ids) - depth - 1
+        whole = Packing(conversation, row.starts, longest)
+        packing = Packing(conversation[:num_starts], row.starts.clamp_max(num_starts), longest)
         attend = attend_flash if ids.is_cuda else attend_plain
 
         def attend_text(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -190,7 +203,7 @@ class Teacher:
             part_p, part_best = self.reduce(self.target.logits(part), F.linear(part, self.draft_head))
             p.append(part_p)
             best.append(part_best)
-        weight = torch.where(move(row.is_response), 1.0, PROMPT_WEIGHT)
+        weight = torch.where(row.is_response, 1.0, PROMPT_WEIGHT)
         return Lesson(
             self.target.embedding[ids],
             torch.cat(aux, dim=-1),
@@ -217,25 +230,79 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
 
 
+class Classroom:
+    """Both trainees with their teacher: one step on one row. On CUDA the whole step is one graph, captured once.
+
+    Step by step the launches of some 2,000 small kernels take longer than the kernels do.
+    """
+
+    def __init__(self, target: Llama, vocabulary: np.ndarray, recipe: Recipe, longest: int) -> None:
+        self.recipe, self.longest = recipe, longest
+        device = target.embedding.device
+        self.trainees = [Trainee(kind, target, vocabulary, recipe, str(device)) for kind in KINDS]
+        self.teacher = Teacher(target, vocabulary, self.trainees[0].drafter.spec.aux_layer_ids)
+        self.stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self.device = device
+        self.num_steps = 0
+        self.row: RowTensors | None = None  # where the graph reads
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.results: list[tuple[Tensor, Tensor]] = []  # where it writes: (loss, agreement [depth]) of each kind
+
+    def step(self, row: RowTensors, learning_rate: float) -> list[tuple[Tensor, Tensor]]:
+        if self.stream is None:
+            self._set(row, learning_rate)
+            self.results = self._step()
+            return self.results
+        self.stream.wait_stream(torch.cuda.current_stream())  # which made the weights
+        with torch.cuda.stream(self.stream):
+            self._set(row, learning_rate)
+            if self.num_steps < WARM_UP_STEPS:
+                self.results = self._step()
+            else:
+                if self.graph is None:
+                    self.graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(self.graph, stream=self.stream):
+                        self.results = self._step()
+                self.graph.replay()
+        self.num_steps += 1
+        return self.results
+
+    def _set(self, row: RowTensors, learning_rate: float) -> None:
+        if self.row is None:
+            self.row = RowTensors(*(tensor.to(self.device) for tensor in row))
+        else:
+            for kept, new in zip(self.row, row, strict=True):
+                kept.copy_(new)
+        for trainee in self.trainees:
+            for group in trainee.optimizer.param_groups:
+                group["lr"].fill_(learning_rate)
+
+    def _step(self) -> list[tuple[Tensor, Tensor]]:
+        assert self.row is not None
+        lesson = self.teacher.lesson(self.row, self.recipe.depth, self.longest)
+        return [trainee.step(lesson, self.recipe) for trainee in self.trainees]
+
+
 def train(
     target: Llama, conversations: Conversations, recipe: Recipe, out: Path, *, log_every: int = 100, save_every: int = 0
 ) -> list[dict[str, object]]:
     """Writes `out/{kind}` for both kinds and `out/log.jsonl`; returns the log's rows."""
-    device = str(target.embedding.device)
     vocabulary = draft_vocabulary(conversations, recipe.draft_vocab_size)
-    trainees = [Trainee(kind, target, vocabulary, recipe, device) for kind in KINDS]
-    teacher = Teacher(target, vocabulary, trainees[0].drafter.spec.aux_layer_ids)
+    classroom = Classroom(target, vocabulary, recipe, int(np.diff(conversations.offsets).max()))
     supply = _ahead(conversations, recipe)
     out.mkdir(parents=True, exist_ok=True)
     log: list[dict[str, object]] = []
     begun = time.monotonic()
     with (out / "log.jsonl").open("w", encoding="utf-8") as file:
         for step in range(recipe.steps):
-            lesson = teacher.lesson(supply.get(), recipe.depth)
-            results = [trainee.step(lesson, recipe, learning_rate(recipe, step)) for trainee in trainees]
-            if step % log_every == 0 or step == recipe.steps - 1:
+            results = classroom.step(supply.get(), learning_rate(recipe, step))
+            is_last = step == recipe.steps - 1
+            is_looked_at = step % log_every == 0 or is_last or (save_every and (step + 1) % save_every == 0)
+            if is_looked_at and target.embedding.is_cuda:
+                torch.cuda.synchronize()  # results are written on the classroom's stream
+            if step % log_every == 0 or is_last:
                 entry: dict[str, object] = {"step": step, "seconds": round(time.monotonic() - begun, 2)}
-                for trainee, (loss, agreement) in zip(trainees, results, strict=True):
+                for trainee, (loss, agreement) in zip(classroom.trainees, results, strict=True):
                     entry[trainee.kind] = {
                         "loss": round(loss.item(), 4),
                         "agreement": [round(a, 4) for a in agreement.tolist()],
@@ -244,20 +311,20 @@ def train(
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
                 print(json.dumps(entry), flush=True)
-            if step == recipe.steps - 1 or (save_every and step % save_every == save_every - 1):
-                for trainee in trainees:
+            if is_last or (save_every and (step + 1) % save_every == 0):
+                for trainee in classroom.trainees:
                     write_checkpoint(trainee.drafter, out / trainee.kind)
     return log
 
 
-def _ahead(conversations: Conversations, recipe: Recipe) -> queue.Queue[Row]:
+def _ahead(conversations: Conversations, recipe: Recipe) -> queue.Queue[RowTensors]:
     """Rows packed by a second thread, a few ahead of the device."""
-    ready: queue.Queue[Row] = queue.Queue(maxsize=8)
+    ready: queue.Queue[RowTensors] = queue.Queue(maxsize=8)
 
     def fill() -> None:
         supply = rows(conversations, recipe.row_tokens, recipe.seed)
         for _ in range(recipe.steps):
-            ready.put(next(supply))
+            ready.put(RowTensors.of(next(supply)))
 
     threading.Thread(target=fill, daemon=True).start()
     return ready
@@ -288,7 +355,7 @@ def main() -> None:
         learning_rate=options.learning_rate,
     )
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
-    target = Llama(options.target, device=options.device, dtype=dtype)
+    target = Llama(options.target, device=options.device, dtype=dtype, is_compiled=options.device != "cpu")
     conversations = Conversations.load(options.data)
     print(f"{len(conversations)} conversations, {len(conversations.ids)} tokens; {recipe}", flush=True)
     train(target, conversations, recipe, options.out, save_every=options.save_every)
