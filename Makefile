@@ -30,7 +30,7 @@ demo: $(VENV)/.probe  ## the whole main job on a CPU: writes runs/demo.drift and
 	$(BIN)/driftscope demo --out $(RUNS)/demo.drift
 
 test: $(VENV)/.dev lint  ## everything but vLLM
-	$(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -15,8 +15,10 @@ from typing import Any
 
 import driftscope
 from driftscope.plan import Plan
+from driftscope.runs import read_run
 from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
 from driftscope.runs.writer import RunWriter
+from driftscope.summary import summarise, write_summary
 from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
 from probes.record import REGIONS
@@ -100,6 +102,8 @@ def measure(
             is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
             on_progress=on_progress,
         )
+    run = read_run(out)
+    write_summary(run, summarise(run))
     return check
 
 
