@@ -6,6 +6,7 @@ The safetensors writer is our own, so that tests can break files on purpose; `te
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-PRODUCERS = ("safeailab", "specforge", "speculators")
+PRODUCERS = ("safeailab", "specforge", "speculators", "torchspec", "nemo", "modelopt", "angelslim", "sglang", "vllm")
+IDS = "eagle_aux_hidden_state_layer_ids"
+ROPE_PARAMETERS = {"rope_type": "default", "rope_theta": 500000.0}
 Arrays = dict[str, np.ndarray]
 DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "bool": "BOOL", "int8": "I8"}
 
@@ -36,6 +39,7 @@ class Tiny:
     fc_norm: bool = False
     norm_before_fc: bool = False
     attention_bias: bool = False
+    qk_norm: bool = False  # Qwen3's layer
     own_embedding: bool = True
 
     @property
@@ -82,6 +86,8 @@ def weights(tiny: Tiny, seed: int = 0) -> Arrays:
         }
         if i == 0:
             layer["hidden_norm.weight"] = normal(hidden)
+        if tiny.qk_norm:
+            layer |= {f"self_attn.{x}_norm.weight": normal(tiny.head_dim) for x in ("q", "k")}
         if tiny.attention_bias:
             layer |= {
                 "self_attn.q_proj.bias": normal(q_size),
@@ -99,7 +105,7 @@ def weights(tiny: Tiny, seed: int = 0) -> Arrays:
 def config(producer: str, tiny: Tiny, **flags: object) -> dict[str, Any]:
     """config.json as this producer writes it. `flags`: norm_output, norm_before_residual (where the producer has them)."""
     layer: dict[str, Any] = {
-        "model_type": "llama",
+        "model_type": "qwen3" if tiny.qk_norm else "llama",
         "hidden_size": tiny.hidden,
         "intermediate_size": tiny.inner,
         "num_attention_heads": tiny.heads,
@@ -114,29 +120,15 @@ def config(producer: str, tiny: Tiny, **flags: object) -> dict[str, Any]:
     }
     stated = {name: True for name in ("fc_norm", "norm_before_fc") if getattr(tiny, name)} | flags
     boundary = [2, tiny.target_layers // 2, tiny.target_layers - 3]
+    outputs = [i - 1 for i in boundary]
     if tiny.target_hidden != tiny.hidden:
         stated["target_hidden_size"] = tiny.target_hidden
+    plain = {"draft_vocab_size": tiny.draft_vocab, **layer, "rope_theta": 500000}
+    nested = {IDS: outputs, "use_aux_hidden_state": True}
     if producer == "safeailab":
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "draft_vocab_size": tiny.draft_vocab,
-            **layer,
-            "rope_theta": 500000.0,
-            "rope_scaling": None,
-            **stated,
-        }
+        return {"architectures": ["LlamaForCausalLM"], **plain, "rope_scaling": None, **stated}
     if producer == "specforge":
-        return {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": tiny.draft_vocab,
-            "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in boundary],
-                "use_aux_hidden_state": True,
-            },
-            **layer,
-            "rope_theta": 500000,
-            **stated,
-        }
+        return {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested, **plain, **stated}
     if producer == "speculators":
         return {
             "architectures": ["Eagle3DraftModel"],
@@ -148,22 +140,62 @@ def config(producer: str, tiny: Tiny, **flags: object) -> dict[str, Any]:
                 "verifier": {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]},
             },
             "draft_vocab_size": tiny.draft_vocab,
-            "eagle_aux_hidden_state_layer_ids": boundary,
+            IDS: boundary,
             "target_hidden_size": None,
-            "transformer_layer_config": {
-                **layer,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-            },
+            "transformer_layer_config": {**layer, "rope_parameters": ROPE_PARAMETERS},
             **stated,
         }
+    if producer == "torchspec":
+        mark = {"_torchspec_version": "0.1.0", "num_aux_hidden_states": tiny.num_aux}
+        return {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested, **plain, **mark, **stated}
+    if producer == "nemo":  # the target's config with a few keys: its depth, its model type, its rope
+        target = {"model_type": "qwen3", "num_hidden_layers": tiny.target_layers, "rope_parameters": ROPE_PARAMETERS}
+        mark = {"target_hidden_size": tiny.target_hidden, "parallel_drafting": False}
+        del plain["rope_theta"]
+        return {"architectures": ["LlamaEagle3DraftModel"], **plain, **target, **mark, **stated}
+    if producer == "modelopt":
+        if stated.pop("norm_before_fc", False):  # as NVIDIA's gpt-oss v3 head has it
+            nested = {"norm_before_fc": True, "use_aux_hidden_state": True, IDS: boundary}
+        flags_of_modelopt = {
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+            "next_layer_regular": True,
+            "parallel_draft_step": 1,
+            "parallel_draft_heads_num_layers": None,
+        }
+        eagle_config = {**nested, **flags_of_modelopt}
+        return {"architectures": ["LlamaForCausalLMEagle3"], **plain, "eagle_config": eagle_config, **stated}
+    if producer == "angelslim":
+        mark = {"aux_hidden_states_layer_ids": outputs, "target_model_type": "qwen3", "modal_type": "LLM"}
+        return {"architectures": ["Eagle3LlamaForCausalLM"], **plain, **mark, **stated}
+    if producer == "sglang":
+        mark = {"use_aux_norm": stated.pop("fc_norm", False)}
+        return {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested, **plain, **mark, **stated}
+    if producer == "vllm":
+        architecture = "Eagle3Qwen3ForCausalLM" if tiny.qk_norm else "LlamaForCausalLMEagle3"
+        return {"architectures": [architecture], IDS: boundary, **plain, **stated}
     raise ValueError(producer)
 
 
-def file_name(producer: str, canonical: str) -> str:
-    """A canonical tensor name as this producer writes it."""
-    if producer in ("safeailab", "specforge") and canonical.startswith("layers.0."):
-        return "midlayer." + canonical.removeprefix("layers.0.")
-    return canonical
+def file_name(producer: str, canonical: str) -> str | None:
+    """A canonical tensor name as this producer writes it; None for what it does not write."""
+    name = canonical
+    if producer in ("safeailab", "specforge", "torchspec", "angelslim", "sglang"):
+        name = re.sub(r"^layers\.0\.", "midlayer.", name)
+    if producer == "sglang":
+        name = re.sub(r"^fc_norm\.(\d)", lambda match: "aux_norm_" + ("low", "mid", "high")[int(match[1])], name)
+    if producer == "nemo" and canonical not in ("lm_head.weight", "d2t", "t2d"):
+        name = "model." + name
+    if producer == "modelopt" and canonical in ("embed_tokens.weight", "t2d"):
+        return None
+    return name
+
+
+def named(producer: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """`arrays` (canonical names) under the names, and without the parts, of this producer."""
+    names = {canonical: file_name(producer, canonical) for canonical in arrays}
+    return {name: arrays[canonical] for canonical, name in names.items() if name is not None}
 
 
 def write_checkpoint(
@@ -178,14 +210,14 @@ def write_checkpoint(
     """A checkpoint folder of `arrays` (canonical names) with config.json; more than one shard comes with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
-    named = {file_name(producer, name): array for name, array in arrays.items()}
+    tensors = named(producer, arrays)
     if num_shards == 1:
-        save(folder / "model.safetensors", named, is_bf16=is_bf16)
+        save(folder / "model.safetensors", tensors, is_bf16=is_bf16)
         return folder
     weight_map = {}
     for i in range(num_shards):
         shard = f"model-{i + 1:05d}-of-{num_shards:05d}.safetensors"
-        part = {name: named[name] for name in list(named)[i::num_shards]}
+        part = {name: tensors[name] for name in list(tensors)[i::num_shards]}
         save(folder / shard, part, is_bf16=is_bf16)
         weight_map |= dict.fromkeys(part, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -8,6 +8,7 @@ silently. The default is the same layers in both: boundary {2, n//2, n-3} = outp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from probes.checkpoint.producer import AuxIdConvention, AuxIdKey, Producer
 from probes.checkpoint.spec import Finding, Origin, Source
@@ -103,6 +104,9 @@ def _claims(config: Mapping[str, object], producer: Producer, where: str) -> lis
             prefix = f"{key.section}." if key.section else ""
             ids = Settings(where, [Section(values=values, prefix=prefix)]).integers(key.key)
             if ids is not None:
+                has_mark = key.boundary_with is not None and values.get(key.boundary_with) is True
+                if has_mark and min(ids.value) != 1:
+                    key = replace(key, convention=AuxIdConvention.boundary)
                 claims.append((key, ids.value))
     return claims
 
@@ -113,6 +117,7 @@ def _reading(
     """How one key's ids are read, and the doubt about it, if any."""
     as_boundary, as_output = ids, tuple(i + 1 for i in ids)
     first = min(ids)
+    cannot_be_outputs = num_target_layers is not None and max(as_output) > num_target_layers
 
     def read(
         value: tuple[int, ...], doubt: str = "", severity: str = "info"
@@ -132,21 +137,25 @@ def _reading(
         return Value(value=value, origin=origin), finding
 
     if key.convention is AuxIdConvention.boundary:
-        if key.is_settled or first == 2:
+        if key.is_settled or first == 2 or cannot_be_outputs:
             return read(as_boundary)
         if first == 1:
             doubt = "A first id of 1 is the mark of layer-output ids, and vLLM, which never converts, would capture "
             return read(as_boundary, doubt + "one layer early", "warning")
-        return read(as_boundary, "vLLM takes a top-level list so; the numbers themselves do not tell")
+        return read(as_boundary, f"{_sentence(key.because)}; the numbers themselves do not tell")
     if key.is_settled or first == 1:
         return read(as_output)
     if first == 2:
         return read(
             as_boundary, "A first id of 2 is the mark of boundary ids, though this key holds outputs", "warning"
         )
-    if num_target_layers is not None and max(as_output) > num_target_layers:
+    if cannot_be_outputs:
         return read(as_boundary, f"As outputs they would go beyond the target's {num_target_layers} layers", "warning")
-    return read(as_output, "This key holds layer outputs; the numbers themselves do not tell")
+    return read(as_output, f"{_sentence(key.because)}; the numbers themselves do not tell")
+
+
+def _sentence(clause: str) -> str:
+    return clause[0].upper() + clause[1:]
 
 
 def _agreed(

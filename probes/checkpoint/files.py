@@ -13,20 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.checkpoint import hub
-from probes.checkpoint.hub import CONFIG, INDEX, WEIGHTS
-from probes.checkpoint.safetensors_file import TensorEntry, read_header, refuse_lfs_pointer
+from probes.checkpoint.hub import CONFIG, INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from probes.checkpoint.pickle_file import read_pickle
+from probes.checkpoint.safetensors_file import LocalFile, TensorEntry, WeightFile, read_header, refuse_lfs_pointer
 from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_JSON_DEPTH = 32  # a config has 3 or 4 levels
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+OTHER_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # by names that nobody loads a drafter from
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFiles:
-    """A checkpoint's parsed config and tensor headers. `tensors` maps the names in the files to their entries."""
+    """A checkpoint's parsed config and tensor headers. `tensors` maps the names in the files to their entries.
+
+    Opened by its headers only, a Hub checkpoint's `weight_paths` need not exist.
+    """
 
     folder: Path
     config: Mapping[str, object]
@@ -39,39 +43,57 @@ class CheckpointFiles:
         return self.folder / CONFIG
 
 
-def open_checkpoint(path_or_id: str) -> CheckpointFiles:
+def open_checkpoint(path_or_id: str, *, headers_only: bool = False) -> CheckpointFiles:
     """Locate a local folder or Hub id (`owner/name[@revision]`), parse config.json and all weight headers.
 
-    Raises CheckpointError for everything that is missing, broken or not what it claims to be.
+    With `headers_only` the weights of a Hub id are not downloaded: their headers, and what `read_array` is asked for, are
+    read from the Hub. Raises CheckpointError for everything that is missing, broken or not what it claims to be.
     """
-    folder = locate(path_or_id)
+    folder = _local_folder(path_or_id)
+    remote: list[WeightFile] = []
+    if folder is None:
+        folder, remote = hub.fetch_headers(path_or_id) if headers_only else (hub.fetch(path_or_id), [])
     config = read_json_object(folder / CONFIG, MAX_CONFIG_BYTES)
-    paths, findings = _weight_paths(folder)
+    findings: tuple[Finding, ...] = ()
+    index = folder / INDEX
+    if remote:
+        weights = remote
+        if index.exists():
+            _indexed_names(index)
+    else:
+        paths, index, findings = _weight_paths(folder)
+        weights = [LocalFile(path) for path in paths]
     tensors: dict[str, TensorEntry] = {}
-    for path in paths:
-        for name, entry in read_header(path).items():
+    for file in weights:
+        for name, entry in (read_pickle(file.path) if file.path.suffix == ".bin" else read_header(file)).items():
             if name in tensors:
                 raise CheckpointError(
                     f"the tensor `{name}` is also in {tensors[name].path.name}",
                     code="duplicate_tensor",
-                    where=str(path),
+                    where=str(file.path),
                     remedy="Keep one set of weights in the folder",
                 )
             tensors[name] = entry
-    if (folder / INDEX).exists():
-        _check_index(folder / INDEX, tensors)
+    if index.exists():
+        _check_index(index, tensors)
     if not tensors:
         raise CheckpointError(
             "the weights hold no tensors",
             code="weights_missing",
-            where=str(paths[0]),
+            where=str(weights[0].path) if weights else str(folder),
             remedy="Save the weights again",
         )
+    paths = tuple(file.path for file in weights)
     return CheckpointFiles(folder=folder, config=config, tensors=tensors, weight_paths=paths, findings=findings)
 
 
 def locate(path_or_id: str) -> Path:
     """The folder of a checkpoint; a Hub id is downloaded (or found in the cache) first. A local folder wins."""
+    return _local_folder(path_or_id) or hub.fetch(path_or_id)
+
+
+def _local_folder(path_or_id: str) -> Path | None:
+    """None for a Hub id. Raises CheckpointError for anything that is neither that nor a checkpoint's folder."""
     try:
         path = Path(path_or_id).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -94,17 +116,16 @@ def locate(path_or_id: str) -> Path:
             remedy="Name the folder",
         )
     if hub.HUB_ID.fullmatch(path_or_id):
-        return hub.fetch(path_or_id)
+        return None
     raise _not_found(path_or_id[:200], "no such folder, and not of the form owner/name[@revision]")
 
 
 def file_hashes(path_or_id: str) -> dict[str, str]:
     """sha256 (hex) by file name of config.json, the index and every weight file, for provenance. Streamed."""
     folder = locate(path_or_id)
-    paths, _ = _weight_paths(folder)
-    index = [folder / INDEX] if (folder / INDEX).exists() else []
+    paths, index, _ = _weight_paths(folder)
     hashes = {}
-    for path in (folder / CONFIG, *index, *paths):
+    for path in (folder / CONFIG, *([index] if index.exists() else []), *paths):
         try:
             with path.open("rb") as file:
                 hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -145,34 +166,31 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _weight_paths(folder: Path) -> tuple[tuple[Path, ...], tuple[Finding, ...]]:
-    """The weight files to read: what the index names, else model.safetensors, else every *.safetensors."""
-    found = sorted(p for p in folder.glob("*.safetensors") if p.is_file())
-    if (folder / INDEX).exists():
-        paths = _indexed_paths(folder / INDEX)
+def _weight_paths(folder: Path) -> tuple[tuple[Path, ...], Path, tuple[Finding, ...]]:
+    """The weight files to read, the index that may list them, and what lies beside them unread.
+
+    Safetensors before pickles: what the index names, else model.safetensors, else every *.safetensors; else
+    pytorch_model.bin's index or itself.
+    """
+    safetensors = sorted(p for p in folder.glob("*.safetensors") if p.is_file())
+    pickles = sorted(p for p in folder.glob("pytorch_model*.bin") if p.is_file())
+    index = folder / INDEX
+    if index.exists():
+        paths = _indexed_paths(index)
     elif (folder / WEIGHTS).exists():
         paths = [folder / WEIGHTS]
+    elif safetensors:
+        paths = safetensors
+    elif (folder / PICKLE_INDEX).exists():
+        index = folder / PICKLE_INDEX
+        paths = _indexed_paths(index)
+    elif (folder / PICKLE).exists():
+        paths = [folder / PICKLE]
     else:
-        paths = found
-    if not paths:
-        pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
-        if pickles:
-            raise CheckpointError(
-                f"its weights are only in {', '.join(pickles[:3])}, which is not read (pickle)",
-                code="weights_not_safetensors",
-                where=str(folder),
-                remedy="Convert them: load with torch.load(..., weights_only=True) and save with "
-                "safetensors.torch.save_file as model.safetensors",
-            )
-        raise CheckpointError(
-            "the folder has no safetensors weights",
-            code="weights_missing",
-            where=str(folder),
-            remedy=f"Put {WEIGHTS} (or its shards with {INDEX}) beside config.json",
-        )
-    unused = [p.name for p in found if p not in paths]
+        raise _no_weights(folder)
+    unused = [p.name for p in (*safetensors, *pickles) if p not in paths]
     if not unused:
-        return tuple(paths), ()
+        return tuple(paths), index, ()
     finding = Finding(
         code="unused_weight_file",
         severity="warning",
@@ -181,22 +199,47 @@ def _weight_paths(folder: Path) -> tuple[tuple[Path, ...], tuple[Finding, ...]]:
         where=str(folder),
         remedy="Remove the files that do not belong to this checkpoint; engines may read them",
     )
-    return tuple(paths), (finding,)
+    return tuple(paths), index, (finding,)
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    pickles = sorted(p.name for pattern in OTHER_PICKLES for p in folder.glob(pattern))
+    if not pickles:
+        return CheckpointError(
+            "the folder has no weights",
+            code="weights_missing",
+            where=str(folder),
+            remedy=f"Put {WEIGHTS} (or its shards with {INDEX}) beside config.json",
+        )
+    return CheckpointError(
+        f"its weights are only in {', '.join(pickles[:3])}; of pickles {PICKLE} alone is read",
+        code="weights_not_safetensors",
+        where=str(folder),
+        remedy="Convert them: load with torch.load(..., weights_only=True) and save a flat map of the tensors with "
+        f"safetensors.torch.save_file as {WEIGHTS}",
+    )
 
 
 def _indexed_paths(index: Path) -> list[Path]:
-    names = sorted(set(_weight_map(index).values()))
+    names = _indexed_names(index)
     for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-            raise _bad_index(index, f"it names the shard {name[:80]!r}, which is not a safetensors file beside it")
         if not (index.parent / name).is_file():
             raise CheckpointError(
-                f"{INDEX} names the shard {name}, which is not there",
+                f"{index.name} names the shard {name}, which is not there",
                 code="shard_missing",
                 where=str(index),
                 remedy="Copy or download the checkpoint again, all shards of it",
             )
     return [index.parent / name for name in names]
+
+
+def _indexed_names(index: Path) -> list[str]:
+    suffix = "bin" if index.name == PICKLE_INDEX else "safetensors"
+    names = sorted(set(_weight_map(index).values()))
+    for name in names:
+        if not re.fullmatch(rf"[\w.-]+\.{suffix}", name):
+            raise _bad_index(index, f"it names the shard {name[:80]!r}, which is not a {suffix} file beside it")
+    return names
 
 
 def _weight_map(index: Path) -> dict[str, str]:

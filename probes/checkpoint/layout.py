@@ -1,6 +1,7 @@
-"""Canonical tensor names and the shape each must have; what is missing, mis-shaped or unused. One table per family.
+"""Canonical tensor names and the shape each must have; what is missing, mis-shaped or unused. One row per layer family.
 
-Knows the finished DrafterSpec and the files' headers, no data.
+Knows the finished DrafterSpec and the files' headers, no data. A new family is a row of FAMILY_SHAPES and FAMILY_MARKS
+here and one of `probes.drafter.model.LAYER_FAMILIES`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,27 @@ def _llama_layer_shapes(spec: DrafterSpec, index: int) -> Shapes:
     return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 
-FAMILY_SHAPES: dict[str, Callable[[DrafterSpec, int], Shapes]] = {"llama": _llama_layer_shapes}
+def _qwen3_layer_shapes(spec: DrafterSpec, index: int) -> Shapes:
+    """Llama's, and a norm over each head of q and k."""
+    norms = {f"layers.{index}.self_attn.{x}_norm.weight": (spec.head_dim,) for x in ("q", "k")}
+    return _llama_layer_shapes(spec, index) | norms
+
+
+FAMILY_SHAPES: dict[str, Callable[[DrafterSpec, int], Shapes]] = {
+    "llama": _llama_layer_shapes,
+    "qwen3": _qwen3_layer_shapes,
+}
+FAMILY_MARKS: dict[str, tuple[str, ...]] = {"qwen3": (".self_attn.q_norm.", ".self_attn.k_norm.")}
+"""Parts of a tensor's name that only this family's layers have; without any the family is llama."""
+
+
+def marked_family(names: Iterable[str]) -> tuple[str, str | None]:
+    """The layer family that these tensor names show, and the first name that shows it."""
+    for name in names:
+        for family, marks in FAMILY_MARKS.items():
+            if any(mark in name for mark in marks):
+                return family, name
+    return "llama", None
 
 
 def check_tensors(
@@ -123,19 +144,19 @@ def check_tensors(
                 where=where,
                 remedy="Quantised drafters are not supported yet: save it in bf16, fp16 or fp32",
             )
-    return _unused(sorted(tensors.keys() - checked.keys()), tensors, producer, set(expected), where)
+    return _unused(spec, sorted(tensors.keys() - checked.keys()), tensors, producer, where)
 
 
 def _unused(
-    names: list[str], tensors: Mapping[str, TensorEntry], producer: Producer, expected: set[str], where: str
+    spec: DrafterSpec, names: list[str], tensors: Mapping[str, TensorEntry], producer: Producer, where: str
 ) -> list[Finding]:
     harmless = [name for name in names if producer.is_harmless(tensors[name].name)]
     others = [name for name in names if name not in harmless]
-    parts = {name.split(".")[0] for name in expected}
+    parts = {name.split(".")[0] for name in expected_shapes(spec)}
     entangled = [tensors[name].name for name in others if name.split(".")[0] in parts]
     if entangled:
         raise CheckpointError(
-            f"not a part of the {producer.family} drafter that is supported: {_listed(entangled)}",
+            f"not a part of the {spec.family} drafter that is supported: {_listed(entangled)}",
             code="unsupported_tensor",
             where=where,
             remedy="Biases, quantisation scales and other layer types are not supported yet",

@@ -1,8 +1,10 @@
-"""A checkpoint's files -> one `DrafterSpec`: every value with its origin, every doubt a finding. No torch.
+"""A checkpoint's files -> one `DrafterSpec`: every value with its origin, every doubt a finding.
 
-Tensors beat config.json wherever they can show a value (n_aux, norms, biases, vocabulary sizes); `norm_output` and
-`norm_before_residual` leave no trace in tensors and come from config.json or a named engine's default. Where the two
-contradict each other in a way that no engine could run, the checkpoint is refused.
+Tensors beat config.json wherever they can show a value (n_aux, norms, biases, vocabulary sizes, the layer family);
+`norm_output` and `norm_before_residual` leave no trace in tensors and come from config.json or a named engine's default.
+Where the two contradict each other in a way that no engine could run, the checkpoint is refused.
+
+No torch, unless the weights are a pytorch_model.bin: then it is imported for torch's restricted reader.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from probes.checkpoint.aux_ids import resolve_aux_ids
 from probes.checkpoint.collector import Collector
 from probes.checkpoint.files import CheckpointFiles, open_checkpoint
-from probes.checkpoint.layout import canonical_names, check_tensors
-from probes.checkpoint.producer import Producer
+from probes.checkpoint.inputs import read_inputs
+from probes.checkpoint.layout import FAMILY_SHAPES, canonical_names, check_tensors, marked_family
+from probes.checkpoint.producer import Producer, architectures
 from probes.checkpoint.producers import choose_producer
 from probes.checkpoint.rope import read_rope
 from probes.checkpoint.safetensors_file import TensorEntry, read_array
-from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec, Origin, Source
+from probes.checkpoint.spec import DrafterSpec, Finding, Origin, Source
 from probes.checkpoint.values import Section, Settings, Value
-from probes.checkpoint.vocab import check_vocab_map
+from probes.checkpoint.vocab import check_lm_head_rows, check_vocab_map
 from probes.checkpoint.window import read_sliding_window
 from probes.errors import CheckpointError, InputError
 
@@ -43,8 +45,13 @@ FIXED_SETTINGS: dict[str, object] = {
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
     "parallel_draft_step": 1,
+    "parallel_drafting": False,
+    "eagle_aux_injection_mode": "fused_fc",  # forks of AngelSlim
 }
 """Settings that would change the forward pass and have one supported value."""
+
+FAMILY_CLASSES = {"Eagle3Qwen3ForCausalLM": "qwen3"}
+"""Architectures that make an engine build another layer than Llama's (vLLM's registry)."""
 
 ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"})
 LLAMA_DEFAULTS = "transformers LlamaConfig"
@@ -72,7 +79,7 @@ def read_spec(
             where="overrides",
             remedy=f"Possible: {', '.join(sorted(OVERRIDABLE))}",
         )
-    files = open_checkpoint(path_or_id)
+    files = open_checkpoint(path_or_id, headers_only=True)
     return _Reader(files, target_config, overrides or {}).spec()
 
 
@@ -89,7 +96,9 @@ class _Reader(Collector):
         sections = [Section(values=overrides, source=Source.override)]
         sections += _sections(files.config, self.producer, where=where)
         super().__init__(
-            Settings(where, sections), {names[name]: entry for name, entry in files.tensors.items()}, where=where
+            Settings(where, sections, self.producer.aliases),
+            {names[name]: entry for name, entry in files.tensors.items()},
+            where=where,
         )
         self.findings += files.findings
         self.overrides = overrides
@@ -98,18 +107,53 @@ class _Reader(Collector):
     def spec(self) -> DrafterSpec:
         named = Value(value=self.producer.name, origin=self.producer.origin(self.files.config))
         self.put("producer", named)
-        self.put("family", Value(value=self.producer.family, origin=named.origin))
+        self._family()
         self._refuse_variants()
         self._sizes()
         self._layers()
-        self._fusion()
+        read_inputs(
+            self,
+            config=self.files.config,
+            producer=self.producer,
+            target=self.target,
+            override=self.overrides.get("aux_layer_ids"),
+            folder=str(self.files.folder),
+        )
         self._feedback()
         self._vocabulary()
         self._positions()
         spec = DrafterSpec(**self.values)
         self.findings += check_tensors(spec, self.tensors, self.producer, where=str(self.files.folder))
         self._vocab_map(spec)
+        self._doubts(spec)
         return dataclasses.replace(spec, origins=self.origins, findings=tuple(self.findings))
+
+    def _family(self) -> None:
+        """The layer that the tensors show. One that config.json makes engines build must have its tensors."""
+        layer = self.files.config.get("transformer_layer_config")
+        kind = layer.get("model_type") if isinstance(layer, Mapping) else None
+        claimed = architectures(self.files.config)
+        built = (
+            kind
+            if isinstance(layer, Mapping)
+            else next((FAMILY_CLASSES[a] for a in claimed if a in FAMILY_CLASSES), "llama")
+        )
+        family, mark = marked_family(self.tensors)
+        if mark is None and isinstance(built, str) and built in FAMILY_SHAPES:
+            family = built  # its tensors, if they are absent, will be reported as missing
+        if mark is not None:
+            self.from_tensor("family", family, mark)
+            if built != family:
+                self.report(
+                    "family_disagrees",
+                    "warning",
+                    f"the tensor `{self.tensors[mark].name}` makes this a {family} layer, but engines build a "
+                    f"{built or 'llama'} layer by config.json, without it; the tensors count",
+                    "Set architectures (speculators: transformer_layer_config.model_type) to the layer that was trained",
+                )
+            return
+        origin = Origin(source=Source.file_key, detail="architectures, layer type and the tensors' names")
+        self.put("family", Value(value=family, origin=origin))
 
     def _refuse_variants(self) -> None:
         for key, supported in FIXED_SETTINGS.items():
@@ -176,103 +220,6 @@ class _Reader(Collector):
         windows, findings = read_sliding_window(self.settings, num_layers)
         self.put("sliding_window", windows)
         self.findings += findings
-
-    def _fusion(self) -> None:
-        hidden = self.values["hidden_size"]
-        stated = self.settings.integer("target_hidden_size")
-        target = self.target.integer("hidden_size")
-        if stated is not None and target is not None and stated.value != target.value:
-            raise self.error(
-                "target_mismatch",
-                f"the drafter is made for a target of hidden size {stated.value}, this one has {target.value}",
-                "Give the target that the drafter was trained on",
-            )
-        self.put_or_default(
-            "target_hidden_size", stated or target, hidden, "= hidden_size when the key is absent (vLLM)"
-        )
-        has_fc = "fc.weight" in self.tensors
-        hidden_norm = "layers.0.hidden_norm.weight"
-        self.from_tensor("has_fc", has_fc, "fc.weight")
-        self.from_tensor("has_fc_bias", has_fc and "fc.bias" in self.tensors, "fc.bias")
-        self._use_aux(has_fc, hidden_norm in self.tensors)
-        # Every fused drafter has one: where it is missing, the check of tensors says so.
-        self.from_tensor("has_hidden_norm", has_fc or hidden_norm in self.tensors, hidden_norm)
-        self.tensor_flag("norm_before_fc", "norm_before_fc", "input_norm.weight")
-        self.tensor_flag("has_fc_norm", "fc_norm", "fc_norm.0.weight")
-        if self.values["norm_before_fc"] and self.values["has_fc_norm"]:
-            self.report(
-                "two_fusion_norms",
-                "warning",
-                "both input_norm and fc_norm are there; applied one after the other, as in vLLM (speculators refuses this, "
-                "TRT-LLM lets fc_norm win)",
-            )
-        if has_fc:
-            self._aux_ids()
-            return
-        self.from_tensor("aux_layer_ids", (FINAL_NORMED,), "fc.weight")
-        if self.values["norm_before_fc"] or self.values["has_fc_norm"]:
-            raise self.error(
-                "unsupported_variant",
-                "input_norm or fc_norm without fc.weight: such a drafter is not supported",
-                "Save fc.weight too, or remove the norm",
-                where=str(self.files.folder),
-            )
-        if self.values["target_hidden_size"] != hidden:
-            raise self.error(
-                "target_mismatch",
-                "without fc the target's state is the drafter's input, but the target is "
-                f"{self.values['target_hidden_size']} wide and the drafter {hidden}",
-                "Give the target that the drafter was trained on",
-            )
-
-    def _use_aux(self, has_fc: bool, has_hidden_norm: bool) -> None:
-        stated = self.settings.flag("use_aux_hidden_state")
-        if not has_fc and has_hidden_norm and (stated is None or stated.value):
-            raise self.error(
-                "tensor_missing",
-                "missing: `fc.weight`",
-                "Save the drafter again with all its weights; a drafter on the target's last state alone must say "
-                "use_aux_hidden_state: false",
-                where=str(self.files.folder),
-            )
-        if stated is not None and stated.value != has_fc:
-            self.report(
-                "flag_disagrees",
-                "error",
-                f"`{stated.origin.detail}` is {str(stated.value).lower()}, but fc.weight is "
-                f"{'there' if has_fc else 'not'}; the tensors count",
-                "Correct the flag: engines go by it",
-            )
-        self.from_tensor("use_aux_hidden_state", has_fc, "fc.weight")
-
-    def _aux_ids(self) -> None:
-        width, target_hidden = self.size("fc.weight", 1), self.values["target_hidden_size"]
-        num_target_layers = self.target.integer("num_hidden_layers")
-        if width % target_hidden:
-            raise self.error(
-                "fc_width",
-                f"`{self.tensors['fc.weight'].name}` reads {width} features, which is no multiple of the target's "
-                f"hidden size {target_hidden}",
-                "Give the target that the drafter was trained on, or correct target_hidden_size",
-                where=str(self.tensors["fc.weight"].path),
-            )
-        ids, findings = resolve_aux_ids(
-            self.files.config,
-            self.producer,
-            num_target_layers=None if num_target_layers is None else num_target_layers.value,
-            override=self.overrides.get("aux_layer_ids"),
-            where=self.where,
-        )
-        num_aux = width // target_hidden
-        if len(ids.value) != num_aux:
-            raise self.error(
-                "fc_width",
-                f"`{self.tensors['fc.weight'].name}` fuses {num_aux} states of {target_hidden} features, but the layer ids "
-                f"{list(ids.value)} ({ids.origin.detail}) are {len(ids.value)}",
-                "Correct eagle_aux_hidden_state_layer_ids, or give the override `aux_layer_ids`",
-            )
-        self.findings += findings
-        self.put("aux_layer_ids", ids)
 
     def _feedback(self) -> None:
         for field, (default, whose) in (
@@ -353,13 +300,27 @@ class _Reader(Collector):
     def _vocab_map(self, spec: DrafterSpec) -> None:
         d2t, t2d = (_array(self.tensors.get(name)) for name in ("d2t", "t2d"))
         entry = self.tensors.get("d2t")
-        self.findings += check_vocab_map(
-            d2t,
-            t2d,
-            vocab_size=spec.vocab_size,
-            draft_vocab_size=spec.draft_vocab_size,
-            where=f"{entry.path if entry else self.files.folder}: d2t",
-        )
+        where = f"{entry.path if entry else self.files.folder}: d2t"
+        sizes = {"vocab_size": spec.vocab_size, "draft_vocab_size": spec.draft_vocab_size}
+        self.findings += check_vocab_map(d2t, t2d, **sizes, where=where)
+        if d2t is not None and spec.has_own_lm_head:
+            self.findings += check_lm_head_rows(d2t, self.tensors["lm_head.weight"])
+
+    def _doubts(self, spec: DrafterSpec) -> None:
+        """What this producer's files are known to give otherwise than training used it."""
+        for doubt in self.producer.doubts:
+            origin = self.origins[doubt.field]
+            if origin.source is not Source.override and doubt.is_raised(self.files.config, spec):
+                self.origins[doubt.field] = dataclasses.replace(origin, is_certain=False)
+                self.findings.append(
+                    Finding(
+                        code=doubt.code,
+                        severity=doubt.severity,
+                        message=doubt.message,
+                        where=f"{self.where}: {origin.detail}",
+                        remedy=doubt.remedy,
+                    )
+                )
 
 
 def _sections(config: Mapping[str, object], producer: Producer, *, where: str) -> list[Section]:

@@ -2,7 +2,8 @@
 
 Format: 8 bytes little-endian header length, that many bytes of JSON {name: {dtype, shape, data_offsets}}, then the data
 without holes (https://github.com/huggingface/safetensors, "Format"). Everything is checked against the file's length
-before anything is read, so a broken file costs an error and no memory.
+before anything is read, so a broken file costs an error and no memory. Where the bytes lie (a disk, the Hub) is the
+`WeightFile`'s affair.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,9 +51,41 @@ NUMPY_DTYPES = {
 }
 
 
+class Bytes(Protocol):
+    """Something that bytes can be read from: a file here, one on the Hub, a tensor that torch has mapped."""
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """Exactly these bytes, fewer at the end. Raises OSError, or CheckpointError from the Hub."""
+        ...
+
+
+class WeightFile(Bytes, Protocol):
+    """A whole file: `path` names it in messages, `size` is its length in bytes."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    path: Path
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(num_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """One tensor as its file's header describes it. `start` counts bytes from the beginning of the file."""
+    """One tensor as its file's header describes it. `start` counts bytes from the beginning of `data`."""
 
     name: str
     path: Path
@@ -60,6 +93,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
     num_bytes: int
+    data: Bytes
 
 
 def refuse_lfs_pointer(path: Path, first_bytes: bytes) -> None:
@@ -73,37 +107,31 @@ def refuse_lfs_pointer(path: Path, first_bytes: bytes) -> None:
         )
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(file: WeightFile) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file by name, checked against the file's length; no tensor data is read.
 
     Raises CheckpointError: not readable, a Git LFS pointer, not safetensors, truncated, inconsistent offsets.
     """
+    path = file.path
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            first = file.read(max(8, len(LFS_POINTER)))
-            refuse_lfs_pointer(path, first)
-            if len(first) < 8:
-                raise _broken(path, f"the file ends after {len(first)} bytes", "truncated")
-            length = int.from_bytes(first[:8], "little")
-            if length > MAX_HEADER_BYTES:
-                raise _broken(
-                    path,
-                    f"its first 8 bytes give a header of {length} bytes (largest accepted: {MAX_HEADER_BYTES})",
-                    "not_safetensors",
-                )
-            if 8 + length > size:
-                raise _broken(path, f"the header needs {8 + length} bytes, the file has {size}", "truncated")
-            file.seek(8)
-            text = file.read(length)
+        size = file.size
+        first = file.read(0, max(8, len(LFS_POINTER)))
+        refuse_lfs_pointer(path, first)
+        if len(first) < 8:
+            raise _broken(path, f"the file ends after {len(first)} bytes", "truncated")
+        length = int.from_bytes(first[:8], "little")
+        if length > MAX_HEADER_BYTES:
+            raise _broken(
+                path,
+                f"its first 8 bytes give a header of {length} bytes (largest accepted: {MAX_HEADER_BYTES})",
+                "not_safetensors",
+            )
+        if 8 + length > size:
+            raise _broken(path, f"the header needs {8 + length} bytes, the file has {size}", "truncated")
+        text = file.read(8, length)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot be read: {error.strerror or error}",
-            code="file_unreadable",
-            where=str(path),
-            remedy="Check the file's permissions and the disk",
-        ) from error
-    return _parse_header(path, text, data_start=8 + length, size=size)
+        raise _unreadable(path, error) from error
+    return _parse_header(file, text, data_start=8 + length, size=size)
 
 
 def read_array(entry: TensorEntry) -> np.ndarray[Any, np.dtype[Any]]:
@@ -115,17 +143,31 @@ def read_array(entry: TensorEntry) -> np.ndarray[Any, np.dtype[Any]]:
             where=f"{entry.path}: {entry.name}",
             remedy="Store this tensor as int64, bool, bf16, fp16 or fp32",
         )
-    dtype = np.dtype(NUMPY_DTYPES[entry.dtype])
-    if entry.num_bytes == 0:
-        raw = np.zeros(entry.shape, dtype)
-    else:
-        raw = np.memmap(entry.path, dtype=dtype, mode="r", offset=entry.start, shape=entry.shape)
+    raw = np.frombuffer(_data(entry, 0, entry.num_bytes), NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
     if entry.dtype == "BF16":
-        return (np.asarray(raw).astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(raw)
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw
 
 
-def _parse_header(path: Path, text: bytes, *, data_start: int, size: int) -> dict[str, TensorEntry]:
+def read_rows(entry: TensorEntry, first: int, num_rows: int) -> list[bytes]:
+    """The raw bytes of some rows of a two-axis tensor; equal bytes are equal rows in any dtype."""
+    row_bytes = entry.num_bytes // entry.shape[0]
+    data = _data(entry, first * row_bytes, num_rows * row_bytes)
+    return [data[i * row_bytes : (i + 1) * row_bytes] for i in range(num_rows)]
+
+
+def _data(entry: TensorEntry, offset: int, num_bytes: int) -> bytes:
+    try:
+        data = entry.data.read(entry.start + offset, num_bytes) if num_bytes else b""
+    except OSError as error:
+        raise _unreadable(entry.path, error) from error
+    if len(data) != num_bytes:
+        raise _broken(entry.path, f"the data of `{entry.name}` ends early", "truncated")
+    return data
+
+
+def _parse_header(file: WeightFile, text: bytes, *, data_start: int, size: int) -> dict[str, TensorEntry]:
+    path = file.path
     try:
         header = json.loads(text, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
@@ -133,7 +175,7 @@ def _parse_header(path: Path, text: bytes, *, data_start: int, size: int) -> dic
     if not isinstance(header, Mapping):
         raise _broken(path, "its header is not a JSON object", "not_safetensors")
     entries = {
-        name: _parse_entry(path, name, item, data_start) for name, item in header.items() if name != "__metadata__"
+        name: _parse_entry(file, name, item, data_start) for name, item in header.items() if name != "__metadata__"
     }
     end = data_start
     for entry in sorted(entries.values(), key=lambda e: (e.start, e.num_bytes)):
@@ -147,9 +189,9 @@ def _parse_header(path: Path, text: bytes, *, data_start: int, size: int) -> dic
     return entries
 
 
-def _parse_entry(path: Path, name: str, item: object, data_start: int) -> TensorEntry:
+def _parse_entry(file: WeightFile, name: str, item: object, data_start: int) -> TensorEntry:
     def bad(what: str) -> CheckpointError:
-        return _broken(path, f"the header entry of `{name[:80]}` {what}", "not_safetensors")
+        return _broken(file.path, f"the header entry of `{name[:80]}` {what}", "not_safetensors")
 
     if not isinstance(item, Mapping):
         raise bad("is not an object")
@@ -164,7 +206,13 @@ def _parse_entry(path: Path, name: str, item: object, data_start: int) -> Tensor
     if num_bytes * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
         raise bad(f"gives {num_bytes} bytes to a {dtype} tensor of shape {shape}")
     return TensorEntry(
-        name=name, path=path, dtype=dtype, shape=tuple(shape), start=data_start + offsets[0], num_bytes=num_bytes
+        name=name,
+        path=file.path,
+        dtype=dtype,
+        shape=tuple(shape),
+        start=data_start + offsets[0],
+        num_bytes=num_bytes,
+        data=file,
     )
 
 
@@ -186,3 +234,12 @@ def _broken(path: Path, what: str, code: str) -> CheckpointError:
         message = f"not a valid safetensors file: {what}"
         remedy = "Copy or download it again, or save the weights anew with safetensors"
     return CheckpointError(message, code=code, where=str(path), remedy=remedy)
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot be read: {error.strerror or error}",
+        code="file_unreadable",
+        where=str(path),
+        remedy="Check the file's permissions and the disk",
+    )

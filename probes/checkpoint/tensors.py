@@ -1,4 +1,4 @@
-"""The drafter's weights under canonical names, read by safetensors' own reader. Needs torch.
+"""The drafter's weights under canonical names, read by safetensors' own reader or torch's restricted one. Needs torch.
 
 Knows no forward pass: `probes.drafter` builds the module from a spec and loads this dict.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from probes.checkpoint.files import open_checkpoint
 from probes.checkpoint.layout import canonical_names, expected_shapes
+from probes.checkpoint.pickle_file import load_pickle
 from probes.checkpoint.producers import producer_named
 from probes.checkpoint.spec import DrafterSpec
 from probes.errors import CheckpointError
@@ -33,6 +34,11 @@ def load_tensors(
     needed = expected_shapes(spec) | {"t2d": (spec.vocab_size,)}
     tensors: dict[str, Tensor] = {}
     for path in files.weight_paths:
+        if path.suffix == ".bin":
+            for name, tensor in load_pickle(path).items():
+                if canonical[name] in needed:
+                    tensors[canonical[name]] = _converted(canonical[name], tensor, dtype).to(device, copy=True)
+            continue
         try:
             with safe_open(path, framework="pt", device=str(device)) as reader:
                 for name in reader.keys():  # noqa: SIM118 (not a dict)

@@ -39,17 +39,20 @@ class Section:
 
 
 class Settings:
-    """Typed look-ups in `sections`, the first that has the key wins. `where` is the file, for messages."""
+    """Typed look-ups in `sections`, the first that has the key, or its alias, wins. `where` is the file, for messages."""
 
-    def __init__(self, where: str, sections: Sequence[Section]) -> None:
+    def __init__(self, where: str, sections: Sequence[Section], aliases: Mapping[str, str] | None = None) -> None:
         self.where = where
         self.sections = tuple(sections)
+        self.aliases = aliases or {}
 
     def find(self, key: str) -> Value[object] | None:
+        names = (key, self.aliases[key]) if key in self.aliases else (key,)
         for section in self.sections:
-            value = section.values.get(key)
-            if value is not None:
-                return Value(value=value, origin=Origin(source=section.source, detail=section.prefix + key))
+            for name in names:
+                value = section.values.get(name)
+                if value is not None:
+                    return Value(value=value, origin=Origin(source=section.source, detail=section.prefix + name))
         return None
 
     def integer(self, key: str, *, minimum: int = 1) -> Value[int] | None:

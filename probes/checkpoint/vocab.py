@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from probes.checkpoint.safetensors_file import TensorEntry, read_rows
 from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
+
+MIN_EQUAL_PAIRS = 4  # of neighbouring rows of lm_head: fewer could be unused ids with the same initial weights
 
 IntArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -119,6 +122,30 @@ def check_vocab_map(
             )
         )
     return findings
+
+
+def check_lm_head_rows(d2t: IntArray, lm_head: TensorEntry) -> list[Finding]:
+    """Whether lm_head was cut to the draft vocabulary by d2t itself in place of the target ids.
+
+    TorchSpec's post-hoc pruning takes rows lm_head[d2t]: where neighbours have the same offset, it took one row twice.
+    Reads a few rows.
+    """
+    same = np.flatnonzero(d2t[1:] == d2t[:-1])[:MIN_EQUAL_PAIRS]
+    if len(same) < MIN_EQUAL_PAIRS or not np.any(d2t):
+        return []
+    for row in same:
+        first, second = read_rows(lm_head, int(row), 2)
+        if first != second:
+            return []
+    return [
+        _finding(
+            "lm_head_cut_by_offsets",
+            f"rows {int(same[0])} and {int(same[0]) + 1} of `{lm_head.name}` are equal, and so are other neighbours with "
+            "the same offset in d2t: lm_head was cut with the offsets, lm_head[d2t], in place of the target ids",
+            str(lm_head.path),
+            "Cut the full lm_head again with arange(len(d2t)) + d2t",
+        )
+    ]
 
 
 def _finding(code: str, message: str, where: str, remedy: str, severity: str = "error") -> Finding:

@@ -1,4 +1,4 @@
-"""The drafter's forward pass: `fusion` (target states -> input), `llama` (decoder layer), `model` (the whole drafter).
+"""The drafter's forward pass: `fusion` (target states -> input), `llama`, `qwen3` (decoder layers), `model` (all).
 
 Knows neither caches, masks nor what is recorded: attention is given from outside (`probes.chain`, `training`).
 One small file per decoder-layer family.

@@ -15,9 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.fusion import Fusion
 from probes.drafter.llama import LlamaDrafterLayer, rotary_embedding
+from probes.drafter.qwen3 import Qwen3DrafterLayer
 from probes.errors import CheckpointError
 
-LAYER_FAMILIES = {"llama": LlamaDrafterLayer}
+LAYER_FAMILIES = {"llama": LlamaDrafterLayer, "qwen3": Qwen3DrafterLayer}
 
 
 class Drafter(Fusion):

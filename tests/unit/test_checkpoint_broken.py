@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from probes.checkpoint.read import read_spec
-from probes.checkpoint.safetensors_file import MAX_HEADER_BYTES, read_array, read_header
+from probes.checkpoint.safetensors_file import MAX_HEADER_BYTES, LocalFile, read_array, read_header
 from probes.errors import CheckpointError
 from tests.checkpoint_writers import Tiny, config, save, weights, write_checkpoint, write_raw
 
@@ -70,11 +70,11 @@ def test_no_weights(folder: Path) -> None:
     refused(folder, "weights_missing", "drafter")
 
 
-def test_only_a_pickle(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+def test_only_pickles_that_are_not_read(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "draft_model.pt")
     error = refused(folder, "weights_not_safetensors", "drafter")
-    assert "pytorch_model.bin" in error.message
-    assert "Convert" in error.remedy
+    assert "draft_model.pt" in error.message
+    assert "weights_only=True" in error.remedy
 
 
 def test_a_folder_in_place_of_a_file(folder: Path) -> None:
@@ -189,6 +189,7 @@ def test_vocab_size_is_seen_in_the_weights(folder: Path) -> None:
         ("hidden_act", "gelu_swoosh"),
         ("eagle_config", {"use_last_layernorm": False}),
         ("eagle_config", {"parallel_draft_step": 4}),
+        ("eagle_aux_injection_mode", "banded_mix_fc"),
     ],
 )
 def test_variants_that_are_not_supported(folder: Path, key: str, value: object) -> None:
@@ -259,7 +260,7 @@ def test_headers_that_contradict_themselves(tmp_path: Path, header: object) -> N
     path = tmp_path / WEIGHTS
     write_raw(path, header, b"\0" * 8)
     with pytest.raises(CheckpointError) as caught:
-        read_header(path)
+        read_header(LocalFile(path))
     assert caught.value.code == "not_safetensors"
     assert caught.value.where == str(path)
 
@@ -269,7 +270,7 @@ def test_headers_that_are_not_json(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / WEIGHTS
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(CheckpointError) as caught:
-        read_header(path)
+        read_header(LocalFile(path))
     assert caught.value.code == "not_safetensors"
 
 
@@ -277,7 +278,7 @@ def test_a_tensor_beyond_the_files_end(tmp_path: Path) -> None:
     path = tmp_path / WEIGHTS
     write_raw(path, {"a": entry(shape=[2**40], offsets=[0, 2**42])}, b"\0" * 8)
     with pytest.raises(CheckpointError) as caught:
-        read_header(path)
+        read_header(LocalFile(path))
     assert caught.value.code == "truncated"
 
 
@@ -292,12 +293,12 @@ def test_arrays_are_read_as_written(tmp_path: Path) -> None:
         "empty": np.zeros((0, 3), np.float32),
     }
     save(tmp_path / WEIGHTS, arrays)
-    entries = read_header(tmp_path / WEIGHTS)
+    entries = read_header(LocalFile(tmp_path / WEIGHTS))
     for name, array in arrays.items():
         assert read_array(entries[name]).dtype == array.dtype
         np.testing.assert_array_equal(read_array(entries[name]), array)
     save(tmp_path / "b.safetensors", {"x": np.array([1.0, -2.5, 3.1415927], np.float32)}, is_bf16=True)
-    value = read_array(read_header(tmp_path / "b.safetensors")["x"])
+    value = read_array(read_header(LocalFile(tmp_path / "b.safetensors"))["x"])
     np.testing.assert_array_equal(value, np.array([1.0, -2.5, 3.140625], np.float32))
 
 
@@ -322,7 +323,13 @@ def test_a_missing_shard(sharded: Path) -> None:
 
 def test_a_tensor_in_two_shards(sharded: Path) -> None:
     other = sharded / "model-00002-of-00002.safetensors"
-    save(other, {name: np.zeros(1, np.float32) for name in read_header(sharded / "model-00001-of-00002.safetensors")})
+    save(
+        other,
+        {
+            name: np.zeros(1, np.float32)
+            for name in read_header(LocalFile(sharded / "model-00001-of-00002.safetensors"))
+        },
+    )
     refused(sharded, "duplicate_tensor", "model-00002-of-00002.safetensors")
 
 
@@ -360,37 +367,39 @@ NORM = np.ones(4, np.float32)
 LAYER0 = "layers.0.self_attn.q_proj.weight"
 
 
+MLA = "midlayer.self_attn.kv_a_proj_with_mqa.weight"
+
+
 @pytest.mark.parametrize(
     ("settings", "names", "what"),
     [
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, [MLA, "fc.weight"], "MLA"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "_torchspec_version": "0.1.0"}, [MLA, "fc.weight"], "MLA"),
         (
-            {"architectures": ["Eagle3DeepseekV2ForCausalLM"]},
-            ["midlayer.self_attn.kv_a_proj_with_mqa.weight", "fc.weight"],
+            {"architectures": ["DeepseekV3Eagle3DraftModel"]},
+            ["model.layers.0.self_attn.kv_a_proj_with_mqa.weight", "model.fc.weight"],
             "MLA",
         ),
-        (
-            {"speculators_model_type": "eagle3", "transformer_layer_config": {"model_type": "qwen3"}},
-            [LAYER0, "layers.0.self_attn.q_norm.weight", "fc.weight"],
-            "Qwen3",
-        ),
-        (
-            {"architectures": ["LlamaForCausalLMEagle3"]},
-            ["midlayer.self_attn.q_norm.weight", "fc.weight"],
-            "Qwen3",
-        ),
         ({"speculators_model_type": "peagle"}, [LAYER0, "mask_hidden"], "P-EAGLE"),
+        (
+            {"architectures": ["LlamaEagle3DraftModel"], "parallel_drafting": True},
+            ["model." + LAYER0, "mask_hidden"],
+            "P-EAGLE",
+        ),
+        ({"architectures": ["PEagleDraftModel"], "pard_token": 3}, [LAYER0], "P-EAGLE"),
+        (
+            {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"parallel_draft_step": 4}},
+            [LAYER0, "parallel_draft_heads.0.medusa_layers.0.linear.weight"],
+            "Medusa",
+        ),
         ({"speculators_model_type": "dflash"}, [LAYER0], "DFlash"),
         ({"architectures": ["LlamaForCausalLM"]}, [LAYER0, "fc.weight", "embed_tokens.weight"], "EAGLE-1"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, [LAYER0], "EAGLE-1"),
+        ({"architectures": ["LlamaEagleDraftModel"]}, ["model." + LAYER0, "model.fc.weight"], "EAGLE-1"),
         (
-            {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {}},
-            [LAYER0, "fc.weight", "d2t"],
-            "ModelOpt",
-        ),
-        ({"architectures": ["LlamaEagle3DraftModel"]}, ["model.fc.weight", "model." + LAYER0], "NeMo"),
-        (
-            {"architectures": ["Eagle3LlamaForCausalLM"], "aux_hidden_states_layer_ids": [1, 2, 3]},
-            ["midlayer.self_attn.q_proj.weight"],
-            "AngelSlim",
+            {"architectures": ["Glm4MoeForCausalLMEagle3"]},
+            ["midlayer.mlp.experts.0.up_proj.weight", "fc.weight"],
+            "mixture-of-experts",
         ),
         (
             {"architectures": ["LlamaForCausalLM"]},
@@ -399,11 +408,18 @@ LAYER0 = "layers.0.self_attn.q_proj.weight"
         ),
         ({"architectures": ["MedusaModel"]}, ["medusa_head.0.weight"], "Medusa"),
         ({"architectures": ["BertModel"]}, ["pooler.weight"], "BertModel"),
-        ({}, ["pooler.weight"], r"pooler\.weight"),
+        ({}, ["pooler.weight"], "pooler.weight"),
     ],
 )
 def test_unknown_families_are_named(tmp_path: Path, settings: dict[str, Any], names: list[str], what: str) -> None:
     write_checkpoint(tmp_path / "drafter", "speculators", dict.fromkeys(names, NORM), settings)
     error = refused(tmp_path / "drafter", "unsupported_family", "config.json")
-    assert what.replace("\\", "") in error.message
+    assert what in error.message
     assert "SpecForge" in error.remedy
+    assert "NVIDIA ModelOpt" in error.remedy
+
+
+def test_a_drafter_that_says_it_drafts_in_parallel_is_refused_with_or_without_its_tensors(folder: Path) -> None:
+    settings = config("specforge", TINY) | {"parallel_drafting": True}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert "parallel_drafting" in refused(folder, "unsupported_variant", "config.json").message

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
 from probes.errors import CheckpointError
-from tests.checkpoint_writers import PRODUCERS, Tiny, config, file_name, save, weights, write_checkpoint, write_raw
+from tests.checkpoint_writers import PRODUCERS, Tiny, config, named, save, weights, write_checkpoint, write_raw
 
 TINY = Tiny(fc_norm=True)
 ARRAYS = weights(TINY)
@@ -25,6 +25,7 @@ KEYS = sorted(
     | set(config("speculators", TINY)["transformer_layer_config"])
     | {"rope_scaling", "rope_parameters", "layer_types", "sliding_window", "norm_output", "norm_before_residual"}
     | {"eagle_aux_hidden_state_layer_ids", "norm_before_fc", "logit_scale", "use_sliding_window", "mlp_bias"}
+    | {"return_hidden_post_norm", "fc_norm"}
 )
 INNER_KEYS = ("rope_type", "type", "factor", "rope_theta", "use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids")
 
@@ -130,7 +131,7 @@ def test_random_shapes(producer: str, name: str, shape: list[int], dtype: str, h
     with tempfile.TemporaryDirectory() as folder_name:
         folder = write_checkpoint(Path(folder_name), producer, ARRAYS, config(producer, TINY))
         changed = ARRAYS | {name: np.ones(shape, dtype)}
-        save(folder / "model.safetensors", {file_name(producer, n): a for n, a in changed.items()})
+        save(folder / "model.safetensors", named(producer, changed))
         check(outcome(folder, TINY.target_config if has_target else None))
 
 

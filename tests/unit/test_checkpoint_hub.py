@@ -107,13 +107,13 @@ def test_only_config_index_and_named_weights_are_fetched(tmp_path: Path, monkeyp
     ]
 
 
-def test_a_repository_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", FakeHub(tmp_path))
     with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
         open_checkpoint("acme/drafter")
     assert (caught.value.code, caught.value.where) == ("weights_missing", "acme/drafter")
-    assert "pytorch_model.bin" in caught.value.remedy
+    assert "pytorch_model.bin" in caught.value.message
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint("acme/drafter")

@@ -1,4 +1,7 @@
-"""The same weights in three layouts give the same spec; each trap of the layouts has its own case and its right value."""
+"""The same weights in every producer's layout give the same spec, and each trap that producers share has its own case.
+
+What is one producer's alone is in `test_checkpoint_producers`.
+"""
 
 from __future__ import annotations
 
@@ -58,27 +61,42 @@ def comparable(spec: DrafterSpec) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("producer", "origins", "findings")}
 
 
+KNOWN_FINDINGS = {  # what reading each layout as its producer writes it always reports
+    "nemo": ["num_layers_disagrees", "aux_ids_not_recorded"],
+    "angelslim": ["rope_theta_unused_in_training"],
+}
+SHARED = Tiny(own_embedding=False)  # ModelOpt writes no embedding
+
+
 @pytest.mark.parametrize(
     ("tiny", "flags"),
     [
-        (TINY, {}),
-        (Tiny(fc_norm=True), {"norm_output": True}),
-        (Tiny(norm_before_fc=True, own_embedding=False), {"norm_output": False}),
-        (Tiny(num_layers=2, heads=8, kv_heads=1, head_dim=6, attention_bias=True), {}),
+        (SHARED, {}),
+        (dataclasses.replace(SHARED, fc_norm=True), {"norm_output": True}),
+        (dataclasses.replace(SHARED, norm_before_fc=True), {"norm_output": False}),
+        (dataclasses.replace(SHARED, num_layers=2, heads=8, kv_heads=1, head_dim=6, attention_bias=True), {}),
         (Tiny(target_hidden=24), {}),
-        (Tiny(draft_vocab=40), {"logit_scale": 0.5}),
+        (dataclasses.replace(SHARED, draft_vocab=40), {"logit_scale": 0.5}),
+        (dataclasses.replace(SHARED, qk_norm=True), {"norm_output": True}),
     ],
 )
-def test_three_layouts_give_one_spec(tmp_path: Path, tiny: Tiny, flags: dict[str, object]) -> None:
+def test_every_layout_gives_one_spec(tmp_path: Path, tiny: Tiny, flags: dict[str, object]) -> None:
     arrays = weights(tiny)
-    specs = []
-    for producer in PRODUCERS:
+    producers = [p for p in PRODUCERS if not (tiny.own_embedding and p == "modelopt")]
+    specs = {}
+    for producer in producers:
         settings = config(producer, tiny, norm_before_residual=False, **flags)
-        specs.append(read(write_checkpoint(tmp_path / producer, producer, arrays, settings), tiny))
-    assert [s.producer for s in specs] == list(PRODUCERS)
-    assert comparable(specs[0]) == comparable(specs[1]) == comparable(specs[2])
-    spec = specs[1]
+        specs[producer] = read(write_checkpoint(tmp_path / producer, producer, arrays, settings), tiny)
+    assert [s.producer for s in specs.values()] == producers
+    spec = specs["specforge"]
+    for producer in producers:
+        assert comparable(specs[producer]) == comparable(spec), producer
+        known = KNOWN_FINDINGS.get(producer, [])
+        if tiny.qk_norm and producer not in ("speculators", "vllm"):  # the others' classes have no such norms
+            known = ["family_disagrees", *known]
+        assert codes(specs[producer]) == known, producer
     assert expected_shapes(spec) == {name: array.shape for name, array in arrays.items() if name != "t2d"}
+    assert spec.family == ("qwen3" if tiny.qk_norm else "llama")
     assert spec.aux_layer_ids == (2, 4, 5)
     assert spec.num_aux == 3
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (tiny.heads, tiny.kv_heads, tiny.head_dim)
@@ -93,7 +111,6 @@ def test_three_layouts_give_one_spec(tmp_path: Path, tiny: Tiny, flags: dict[str
     assert spec.has_vocab_map is (tiny.draft_vocab < tiny.vocab)
     assert spec.logit_scale == flags.get("logit_scale", 1.0)
     assert spec.num_layers == tiny.num_layers
-    assert all(s.findings == () for s in specs)
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
@@ -102,7 +119,7 @@ def test_every_value_has_an_origin(tmp_path: Path, producer: str) -> None:
     fields = {field.name for field in dataclasses.fields(spec)} - {"origins", "findings"}
     assert set(spec.origins) == fields
     assert spec.origins["has_fc"].source is Source.tensor
-    assert spec.origins["has_fc"].detail == "fc.weight [16, 48]"
+    assert spec.origins["has_fc"].detail == ("model." if producer == "nemo" else "") + "fc.weight [16, 48]"
     assert spec.origins["hidden_size"].source is Source.file_key
     prefix = "transformer_layer_config." if producer == "speculators" else ""
     assert spec.origins["hidden_size"].detail == prefix + "hidden_size"
@@ -122,7 +139,17 @@ def test_shards_and_bf16_give_the_same_spec(tmp_path: Path, producer: str) -> No
 
 @pytest.mark.parametrize(
     ("producer", "expected", "engine"),
-    [("safeailab", False, "cnets.py"), ("specforge", False, "vLLM llama_eagle3.py"), ("speculators", True, "algos.py")],
+    [
+        ("safeailab", False, "cnets.py"),
+        ("specforge", False, "vLLM llama_eagle3.py"),
+        ("speculators", True, "algos.py"),
+        ("torchspec", False, "vLLM llama_eagle3.py"),
+        ("nemo", False, "vLLM llama_eagle3.py"),
+        ("modelopt", False, "vLLM llama_eagle3.py"),
+        ("angelslim", False, "vLLM llama_eagle3.py"),
+        ("sglang", False, "SGLang llama_eagle3.py"),
+        ("vllm", False, "vLLM llama_eagle3.py"),
+    ],
 )
 def test_norm_before_residual_default_is_the_engines(
     tmp_path: Path, producer: str, expected: bool, engine: str
@@ -187,6 +214,7 @@ def test_drafter_on_the_targets_last_state(tmp_path: Path, has_hidden_norm: bool
     spec = read(write(tmp_path, change={"eagle_config": {"use_aux_hidden_state": False}}, drop=drop))
     assert (spec.use_aux_hidden_state, spec.has_fc, spec.aux_layer_ids) == (False, False, (FINAL_NORMED,))
     assert spec.has_hidden_norm is has_hidden_norm
+    assert codes(spec) == ([] if has_hidden_norm else ["hidden_norm_absent"])
 
 
 def test_fc_missing_without_saying_so(tmp_path: Path) -> None:
@@ -223,7 +251,8 @@ def nested(*ids: int) -> dict[str, Any]:
         # our demo pair: SpecForge's names, ids at the top level as vLLM's V2 runner reads them
         ("specforge", {"eagle_config": None, TOP: [2, 4, 5]}, (2, 4, 5), True, []),
         ("specforge", {"eagle_config": None, TOP: [1, 3, 4]}, (1, 3, 4), False, ["aux_ids_ambiguous"]),
-        ("specforge", {"eagle_config": None, TOP: [3, 5, 8]}, (3, 5, 8), False, ["aux_ids_ambiguous"]),
+        ("specforge", {"eagle_config": None, TOP: [3, 5, 7]}, (3, 5, 7), False, ["aux_ids_ambiguous"]),
+        ("specforge", {"eagle_config": None, TOP: [3, 5, 8]}, (3, 5, 8), True, []),  # layer 8 of 0..7 has no output
         ("specforge", nested(1, 3, 4), (2, 4, 5), True, []),
         ("specforge", nested(1, 5, 7), (2, 6, 8), True, []),
         ("specforge", nested(2, 4, 5), (2, 4, 5), False, ["aux_ids_ambiguous"]),

@@ -2,6 +2,7 @@
 
 A file says how to recognise its checkpoints, where its settings stand, what its tensors are called, what its layer ids
 mean, and which default an engine takes where the files are silent. It reads no file and knows no tensor's shape.
+`docs/checkpoints.md` is made of these files (`python -m probes.checkpoint.document`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def choose_producer(config: Mapping[str, object], names: frozenset[str], *, wher
         )
     best = max(all_producers(), key=lambda producer: producer.score(config, names))
     if best.score(config, names) == 0:
-        raise unsupported(config, names, where=where)
+        titles = tuple(producer.title for producer in all_producers())
+        raise unsupported(config, names, where=where, supported=titles)
     return best
 
 

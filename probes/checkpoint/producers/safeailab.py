@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from probes.checkpoint.producer import AuxIdConvention, AuxIdKey, Producer, architectures, has_layer
+from probes.checkpoint.producer import VLLM_IDS, Config, Producer, architectures, has_layer
 
 
-def score(config: Mapping[str, object], names: frozenset[str]) -> int:
+def score(config: Config, names: frozenset[str]) -> int:
     if not has_layer(names, "midlayer.") or "eagle_config" in config:  # eagle_config: settings in SpecForge's places
         return 0
     if architectures(config) == ("LlamaForCausalLM",):
@@ -19,17 +17,17 @@ PRODUCER = Producer(
     name="safeailab",
     score=score,
     sections=("",),
-    # Its own code knows no ids; a list at the top level was added for vLLM, which takes it as boundary ids.
-    aux_id_keys=(
-        AuxIdKey(
-            section="",
-            key="eagle_aux_hidden_state_layer_ids",
-            convention=AuxIdConvention.boundary,
-            is_settled=False,
-        ),
-    ),
+    aux_id_keys=(VLLM_IDS,),  # its own code knows no ids; a list at the top level was added for vLLM
     renames=((r"^midlayer\.", "layers.0."),),
-    harmless_tensors=(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",),
     norm_output_default=(False, "SafeAILab cnets.py (no such switch; feeds back the pre-norm state)"),
     norm_before_residual_default=(False, "SafeAILab cnets.py (no such switch)"),
+    title="SafeAILab/EAGLE",
+    source="cb7e084",
+    reads="`LlamaForCausalLM` (or none) with `midlayer.*`",
+    assumed=(
+        "no `rope_theta` means base 10000, whatever the target's is",
+        "the embedding is the target's where the files have none",
+        "its own loader prefers `pytorch_model.bin`: one beside safetensors is reported",
+    ),
+    tested="-",
 )

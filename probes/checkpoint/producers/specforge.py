@@ -1,17 +1,15 @@
 """SpecForge / SGLang (a6b6b02): `LlamaForCausalLMEagle3` with `midlayer.*`; vLLM loads these names as they are.
 
 SpecForge writes its layer ids into `eagle_config`, as layer outputs. vLLM never converts and its V2 runner reads the top
-level only, so a list there is what someone wrote for vLLM: boundary ids. TorchSpec writes the same layout.
+level only, so a list there is what someone wrote for vLLM: boundary ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from probes.checkpoint.producer import AuxIdConvention, AuxIdKey, Producer, architectures, has_layer
+from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Producer, architectures, has_layer
 
 
-def score(config: Mapping[str, object], names: frozenset[str]) -> int:
+def score(config: Config, names: frozenset[str]) -> int:
     if not has_layer(names, "midlayer."):
         return 0
     if "LlamaForCausalLMEagle3" in architectures(config):
@@ -23,22 +21,17 @@ PRODUCER = Producer(
     name="specforge",
     score=score,
     sections=("eagle_config", ""),
-    aux_id_keys=(
-        AuxIdKey(
-            section="",
-            key="eagle_aux_hidden_state_layer_ids",
-            convention=AuxIdConvention.boundary,
-            is_settled=False,
-        ),
-        AuxIdKey(
-            section="eagle_config",
-            key="eagle_aux_hidden_state_layer_ids",
-            convention=AuxIdConvention.output,
-            is_settled=False,
-        ),
-    ),
+    aux_id_keys=(VLLM_IDS, NESTED_IDS),
     renames=((r"^midlayer\.", "layers.0."),),
-    harmless_tensors=(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",),
     norm_output_default=(False, "vLLM and SGLang llama_eagle3.py when the key is absent"),
     norm_before_residual_default=(False, "vLLM llama_eagle3.py when the key is absent; SpecForge has no such switch"),
+    title="SpecForge",
+    source="a6b6b02, before its PR 879",
+    reads="`LlamaForCausalLMEagle3` with `midlayer.*`",
+    assumed=(
+        "`norm_output` means what engines do with it (the post-norm state is fed back); heads that SpecForge trained "
+        "with it before PR 879 fed back the pre-norm state in training",
+    ),
+    tested="vLLM 0.32: its own module on these files computes the same states and logits "
+    "(tests/vllm/test_module_parity.py)",
 )

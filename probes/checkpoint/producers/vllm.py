@@ -1,0 +1,34 @@
+"""Checkpoints that somebody wrote in vLLM's own names (0.25-0.33), for its registry: no other mark of a producer.
+
+The layer class follows `architectures`: `Eagle3Qwen3ForCausalLM` norms q and k per head, the others are Llama's.
+"""
+
+from __future__ import annotations
+
+from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Producer, architectures, has_layer
+
+ARCHITECTURES = {
+    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3MiniMaxM2ForCausalLM"),
+    *("Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
+}
+
+
+def score(config: Config, names: frozenset[str]) -> int:
+    is_layer = has_layer(names, "midlayer.") or has_layer(names, "layers.0.")
+    return 5 if is_layer and ARCHITECTURES.intersection(architectures(config)) else 0
+
+
+PRODUCER = Producer(
+    name="vllm",
+    score=score,
+    sections=("eagle_config", ""),
+    aux_id_keys=(VLLM_IDS, NESTED_IDS),
+    renames=((r"^midlayer\.", "layers.0."),),
+    norm_output_default=(False, "vLLM llama_eagle3.py when the key is absent"),
+    norm_before_residual_default=(False, "vLLM llama_eagle3.py when the key is absent"),
+    title="vLLM's own names",
+    source="vLLM 0.25.1 and 0.33.0",
+    reads="an EAGLE-3 architecture of vLLM's registry with `layers.*` or `midlayer.*`, when no other producer claims it",
+    assumed=("a top-level list of layer ids holds boundary ids, as vLLM captures them",),
+    tested="-",
+)
