@@ -191,6 +191,8 @@ def run_slots(spec: DrafterSpec, tensors: Tensors, token_ids: Tensor, features: 
         q, k, v = (
             project(tensors, at + f"self_attn.{name}_proj", x).unflatten(-1, (-1, spec.head_dim)) for name in "qkv"
         )
+        if spec.family == "qwen3":  # a norm over each head, before rope
+            q, k = (rms_norm(x, tensors[at + f"self_attn.{name}_norm.weight"], eps) for name, x in (("q", q), ("k", k)))
         mixed, probability = attend(spec, q, k, v, spec.sliding_window[i])
         a = project(tensors, at + "self_attn.o_proj", mixed)
         r = residual + a

@@ -132,6 +132,8 @@ def random_tensors(spec: DrafterSpec, seed: int) -> dict[str, Tensor]:
                 weight[:, hidden:] /= 5
             tensors[at + f"self_attn.{name}_proj.weight"] = weight
         tensors[at + "self_attn.o_proj.weight"] = linear(hidden, q_size)
+        if spec.family == "qwen3":
+            tensors |= {at + f"self_attn.{name}_norm.weight": norm_gain(spec.head_dim) for name in ("q", "k")}
         if spec.attention_bias:
             for name, num_out in (("q", q_size), ("k", kv_size), ("v", kv_size)):
                 tensors[at + f"self_attn.{name}_proj.bias"] = linear(1, num_out, num_out**0.5 / 2)[0]

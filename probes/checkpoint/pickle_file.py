@@ -78,12 +78,22 @@ def load_pickle(path: Path) -> dict[str, Any]:
             where=str(path),
             remedy="Install driftscope[probe], or save the weights as model.safetensors",
         ) from error
-    _check_container(path)
     try:
+        _check_container(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except UnpicklingError as error:
-        blamed = re.search(r"Unsupported (?:global|class|operand)[^\n]{0,120}", str(error))
+        # torch's text goes on to say how to load it unsafely: only the name it blames is passed on
+        blamed = re.search(r"(?i)unsupported (?:global|class|operand):?[\w :.]{0,80}", str(error))
         raise _refused(path, f"torch's restricted reader refuses it{f' ({blamed[0]})' if blamed else ''}") from error
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read: {error.strerror or error}",
+            code="file_unreadable",
+            where=str(path),
+            remedy="Check the file's permissions and the disk",
+        ) from error
     except Exception as error:  # a crafted or broken pickle ends in whatever its opcodes meet
         raise CheckpointError(
             f"not a file that torch can read: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
@@ -105,27 +115,12 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 def _check_container(path: Path) -> None:
     """Refuses a Git LFS pointer and a zip with compressed parts, which could unfold to any size; torch writes none."""
-    try:
-        with path.open("rb") as file:
-            refuse_lfs_pointer(path, file.read(len(LFS_POINTER)))
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-                    raise _refused(path, "its parts are compressed")
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(
-            f"not a file that torch can read: {error}",
-            code="pickle_broken",
-            where=str(path),
-            remedy="Copy or download it again",
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot be read: {error.strerror or error}",
-            code="file_unreadable",
-            where=str(path),
-            remedy="Check the file's permissions and the disk",
-        ) from error
+    with path.open("rb") as file:
+        refuse_lfs_pointer(path, file.read(len(LFS_POINTER)))
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise _refused(path, "its parts are compressed")
 
 
 def _dtype(tensor: Any) -> str:

@@ -37,7 +37,7 @@ def load_tensors(
         if path.suffix == ".bin":
             for name, tensor in load_pickle(path).items():
                 if canonical[name] in needed:
-                    tensors[canonical[name]] = _converted(canonical[name], tensor, dtype).to(device, copy=True)
+                    tensors[canonical[name]] = _converted(canonical[name], tensor, dtype).to(device)
             continue
         try:
             with safe_open(path, framework="pt", device=str(device)) as reader:
@@ -61,7 +61,9 @@ def load_tensors(
 
 
 def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to({"d2t": torch.int64, "t2d": torch.bool}.get(name, dtype))
+    """A copy: what the file's place in memory is must not decide the last bit of a matrix product, nor may the file's
+    being overwritten change a loaded drafter."""
+    return tensor.to({"d2t": torch.int64, "t2d": torch.bool}.get(name, dtype), copy=True)
 
 
 def _unfit(what: str, code: str, where: str) -> CheckpointError:

@@ -1,6 +1,6 @@
 """The oracle against an independent implementation: transformers' own layers, cache, masks and rope.
 
-A drafter is a Llama (Mistral, for windows) whose first layer's input norm also brings in the embedding. That model is
+A drafter is a Llama (Mistral for windows, Qwen3) whose first layer's input norm also brings in the embedding. That model is
 decoded with a real KV cache, one slot at a time; the oracle has none.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, LlamaModel, MistralConfig, MistralModel
+from transformers import DynamicCache, LlamaConfig, LlamaModel, MistralConfig, MistralModel, Qwen3Config, Qwen3Model
 
 from probes.checkpoint.spec import DrafterSpec
 from tests.reference_decoder import ReferenceDecoder, to_target_id
@@ -51,7 +51,10 @@ class TransformersDrafter:
             "attn_implementation": "eager",
         }
         window = spec.sliding_window[0]
-        if window is None:
+        if spec.family == "qwen3":
+            windows = {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+            self.model = Qwen3Model(Qwen3Config(**config, **windows)).double().eval()
+        elif window is None:
             self.model = LlamaModel(LlamaConfig(**config, attention_bias=spec.attention_bias)).double().eval()
         else:
             self.model = MistralModel(MistralConfig(**config, sliding_window=window)).double().eval()
@@ -99,6 +102,14 @@ CASES = {
     "linear rope, logit scale": {"rope": "linear", "logit_scale": 0.5},
     "window": {"sliding_window": 8},
     "window smaller than the chain": {"sliding_window": 3, "norm_output": True},
+    "qwen3": {"family": "qwen3", "norm_output": True, "has_fc_norm": True},
+    "qwen3, two layers, window, wide heads": {
+        "family": "qwen3",
+        "num_layers": 2,
+        "sliding_window": 5,
+        "head_dim": 16,
+        "rope": "llama3",
+    },
     "two layers": {"num_layers": 2},
     "two layers, window": {"num_layers": 2, "sliding_window": 3, "norm_before_residual": True},
 }

@@ -46,6 +46,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "no aux states, no hidden norm": {"use_aux_hidden_state": False, "has_hidden_norm": False},
     "biases": {"has_fc_bias": True, "attention_bias": True, "has_o_proj_bias": True},
     "biases of q, k and v only": {"attention_bias": True, "norm_output": True},
+    "qwen3": {"family": "qwen3", "norm_output": True, "has_fc_norm": True},
+    "qwen3, biases, wide heads": {"family": "qwen3", "attention_bias": True, "head_dim": 16, "rope": "yarn"},
     "two aux states, identity vocabulary": {
         "aux_layer_ids": (1, 3),
         "draft_vocab_size": 160,
