@@ -1,0 +1,111 @@
+"""Numbers of a run, computed by duckdb over its files and kept until they change.
+
+Shows nothing. Every function takes a run's path and version (`folder.run_version`): a run that is still being written gets
+a new version with every flush. What is returned is shared between sessions: read it, never change it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import streamlit as st
+
+from driftscope.runs import Run, RunInfo, read_run
+from driftscope.summary import Summary, summarise
+
+MAX_RUNS_KEPT = 24
+_BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
+_IN_BATCH = "drafter = ? and system_prompt = ? and template = ? and context_tokens = ? and prompt_id = ?"
+_IN_CONDITION = "drafter = ? and system_prompt = ? and template = ? and context_tokens = ?"
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Reading the run")
+def run_info(path: str, version: str) -> RunInfo:
+    """run.json."""
+    return read_run(path).info
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Summing up the run")
+def run_summary(path: str, version: str) -> Summary:
+    """Means and intervals of every condition: what `driftscope show` prints."""
+    return summarise(read_run(path))
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
+def prompt_sums(path: str, version: str) -> pa.Table:
+    """One row for each drafter, condition and prompt: rounds and tokens, walk and dense."""
+    return read_run(path).query(
+        "select drafter, system_prompt, template, context_tokens, prompt_id, any_value(messages_sha256) as sha256, "
+        "any_value(category) as category, coalesce(any_value(is_degenerate), false) as is_degenerate, "
+        "any_value(num_response_tokens) as num_response_tokens, "
+        "count(*) filter (on_walk) as walk_rounds, "
+        "coalesce(sum(accepted_drafts + 1) filter (on_walk), 0)::bigint as walk_tokens, "
+        "count(*) filter (has_all_labels and engine = 'replay') as dense_rounds, "
+        "coalesce(sum(accepted_drafts + 1) filter (has_all_labels and engine = 'replay'), 0)::bigint as dense_tokens "
+        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
+        "group by drafter, system_prompt, template, context_tokens, prompt_id order by min(round_id)"
+    )
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
+def aux_sums(path: str, version: str, column: str) -> pa.Table:
+    """`column` (fusion_share, fusion_energy, aux_norm) summed by prompt and position, degenerate prompts left out."""
+    return read_run(path).query(
+        f"with parts as (select drafter, system_prompt, template, context_tokens, prompt_id, unnest({column}) as value, "
+        f"generate_subscripts({column}, 1) as position from rounds where {_BASIS}) "
+        "select drafter, system_prompt, template, context_tokens, prompt_id, position, sum(value)::double as total, "
+        "count(value) as num_rounds from parts join prompts using (system_prompt, template, context_tokens, prompt_id) "
+        "where not coalesce(is_degenerate, false) group by all order by all"
+    )
+
+
+@st.cache_resource(max_entries=4 * MAX_RUNS_KEPT, show_spinner=False)
+def head_means(path: str, version: str, condition: tuple[str, str, str, int], column: str, num_heads: int) -> pa.Table:
+    """Mean of a column of heads by depth and layer for one condition: columns depth, layer, num_rounds, head_0, ..."""
+    heads = ", ".join(f"avg({column}[{head + 1}])::double as head_{head}" for head in range(num_heads))
+    return _query(
+        read_run(path),
+        f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
+        "join prompts using (system_prompt, template, context_tokens, prompt_id) "
+        f"where {_IN_CONDITION} and {_BASIS} and not coalesce(is_degenerate, false) "
+        "group by depth, layer order by layer, depth",
+        condition,
+    )
+
+
+@st.cache_resource(max_entries=2 * MAX_RUNS_KEPT, show_spinner=False)
+def prompt_row(path: str, version: str, prompt: tuple[str, str, int, str]) -> dict[str, Any]:
+    """The prompt's row: messages, token ids, regions, counts."""
+    rows = _query(
+        read_run(path),
+        "select * from prompts where system_prompt = ? and template = ? and context_tokens = ? and prompt_id = ?",
+        prompt,
+    )
+    return {name: rows[name][0].as_py() for name in rows.column_names}
+
+
+@st.cache_resource(max_entries=2 * MAX_RUNS_KEPT, show_spinner=False)
+def walk_rounds(path: str, version: str, batch: tuple[str, str, str, int, str]) -> pa.Table:
+    """The rounds an engine would make in one conversation, in order, with the first rejected draft of each."""
+    return _query(
+        read_run(path),
+        "with rejected as (select round_id, depth, draft_prob, draft_token, target_token, rejection_reason from depths "
+        f"where {_IN_BATCH} and on_walk and layer = 0 and depth = accepted_drafts + 1 and depth <= num_drafts) "
+        "select round_id, start, num_drafts, accepted_drafts, draft_prob as rejected_prob, "
+        "draft_token as rejected_token, target_token as corrected_token, rejection_reason "
+        f"from rounds left join rejected using (round_id) where {_IN_BATCH} and on_walk order by start",
+        (*batch, *batch),
+    )
+
+
+@st.cache_resource(max_entries=4 * MAX_RUNS_KEPT, show_spinner=False)
+def round_depths(path: str, version: str, round_id: int) -> pa.Table:
+    """Everything recorded of one round, by depth and layer."""
+    return _query(read_run(path), "select * from depths where round_id = ? order by layer, depth", (round_id,))
+
+
+def _query(run: Run, sql: str, parameters: tuple[Any, ...]) -> pa.Table:
+    """Like `Run.query`, with parameters instead of text from elsewhere in the SQL."""
+    with run.database() as connection:
+        return connection.execute(sql, list(parameters)).to_arrow_table()

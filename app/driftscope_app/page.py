@@ -1,0 +1,48 @@
+"""What every page begins with, and what it shows instead when there is nothing to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from driftscope_app.scope import Scope
+
+_SCOPE = "scope"
+_FOLDER = "runs_folder"
+
+
+def set_scope(scope: Scope, folder: Path) -> None:
+    """Called by the entry script before it runs a page."""
+    st.session_state[_SCOPE], st.session_state[_FOLDER] = scope, folder
+
+
+def scope() -> Scope:
+    """The sidebar's choice."""
+    chosen: Scope = st.session_state[_SCOPE]
+    return chosen
+
+
+def runs_folder() -> Path:
+    """The folder that the app was started on."""
+    folder: Path = st.session_state[_FOLDER]
+    return folder
+
+
+def begin(title: str, lead: str) -> Scope | None:
+    """Title and one sentence. None (and a hint instead of content) when no condition is in view."""
+    st.title(title)
+    st.markdown(lead)
+    chosen = scope()
+    if chosen.conditions:
+        return chosen
+    if not chosen.contents.runs:
+        st.info("There is no run yet.", icon=":material/folder_open:")
+        st.page_link("views/overview.py", label="See how to make one", icon=":material/arrow_forward:")
+    elif any(run.ref.is_live for run in chosen.runs):
+        st.info("The run has just begun: its first rounds are not on disk yet.", icon=":material/hourglass_top:")
+    elif chosen.runs:
+        st.info("Nothing matches the choice in the sidebar.", icon=":material/filter_alt_off:")
+    else:
+        st.warning("The chosen run cannot be read; Overview lists the reason.", icon=":material/error:")
+    return None

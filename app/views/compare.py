@@ -1,0 +1,258 @@
+"""Compare: tokens_per_round of every drafter under every system prompt and context length; differences to a "
+"baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+from driftscope_app import address, aggregates, chart, page
+from driftscope_app.paired import paired_differences, prompts_by_condition
+from driftscope_app.scope import Condition, Scope
+from driftscope_app.text import plain, tokens_label
+
+from driftscope.figures import Cell, Estimate, difference_map, tokens_map
+from driftscope.figures.heat_map import difference_verdict
+
+DIMENSIONS = {
+    "drafter": "drafter",
+    "system_prompt": "system prompt",
+    "template": "template",
+    "context_tokens": "context length",
+    "run": "run",
+}
+NO_BASELINE = "nothing"
+COLUMN_TITLE = "context tokens"
+CONTRACT = ("engine", "depth", "temperature", "acceptance_rule", "sink_slots")
+"""What must agree between runs for a difference to mean the drafter and not the setting."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A condition against its baseline."""
+
+    condition: Condition
+    baseline: Condition | None  # None: the baseline's run has no such condition
+    estimate: Estimate
+
+
+def main() -> None:
+    """The page."""
+    scope = page.begin(
+        "Compare", "Every drafter under every system prompt and context length. Select a cell to read its rounds."
+    )
+    if scope is None:
+        return
+    basis, by, baseline = _controls(scope)
+    differences = _differences(scope, basis, by, baseline) if by != NO_BASELINE and baseline is not None else []
+    _headline(scope, basis, by, baseline, differences)
+    _maps(scope, basis, by, baseline, differences)
+    _warnings(scope, by)
+    _table(scope, basis, differences)
+
+
+def _value(condition: Condition, by: str) -> str:
+    return condition.run.ref.name if by == "run" else str(getattr(condition.summary, by))
+
+
+def _controls(scope: Scope) -> tuple[str, str, str | None]:
+    values = {by: list(dict.fromkeys(_value(c, by) for c in scope.conditions)) for by in DIMENSIONS}
+    choices = [NO_BASELINE, *(by for by in DIMENSIONS if len(values[by]) > 1)]
+    baseline = None
+    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+        by = address.pick_one(
+            st.segmented_control,
+            "by",
+            "Pin a baseline",
+            choices,
+            format_func=lambda name: DIMENSIONS.get(name, "none").capitalize(),
+            required=True,
+        )
+        assert by is not None
+        if by != NO_BASELINE:
+            baseline = address.pick_one(
+                st.pills,
+                "baseline",
+                f"Baseline {DIMENSIONS[by]}",
+                sorted(values[by], key=int) if by == "context_tokens" else values[by],
+                format_func=(lambda v: f"{int(v):,}") if by == "context_tokens" else plain,
+                required=True,
+            )
+        bases = [b for b in ("walk", "dense") if any(c.tokens(b) for c in scope.conditions)]
+        basis = address.pick_one(
+            st.segmented_control,
+            "basis",
+            "Rounds",
+            bases or ["walk"],
+            required=True,
+            help="walk: the rounds that an engine would make. dense: a round from every position of the response. "
+            "They have different expectations and are never mixed.",
+        )
+    assert basis is not None
+    return basis, by, baseline
+
+
+def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Difference]:
+    """Each condition that is not a baseline, with the condition that differs from it in `by` only."""
+    prompts = {}
+    for run in scope.runs:
+        sums = aggregates.prompt_sums(run.ref.path, run.ref.version)
+        prompts[run.ref.name] = prompts_by_condition(sums, basis)
+
+    def tokens(condition: Condition) -> dict:  # type: ignore[type-arg]
+        s = condition.summary
+        return prompts[condition.run.ref.name].get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
+
+    others = {tuple(_value(c, d) for d in DIMENSIONS): c for c in scope.conditions}
+    pairs = []
+    for condition in scope.conditions:
+        if _value(condition, by) == baseline:
+            continue
+        key = tuple(baseline if d == by else _value(condition, d) for d in DIMENSIONS)
+        pairs.append((condition, others.get(key)))
+    estimates = paired_differences([(tokens(c), tokens(b) if b is not None else {}) for c, b in pairs])
+    return [Difference(c, b, e) for (c, b), e in zip(pairs, estimates, strict=True)]
+
+
+def _headline(scope: Scope, basis: str, by: str, baseline: str | None, differences: list[Difference]) -> None:
+    if differences:
+        verdicts = [difference_verdict(Cell(row="", column="", estimate=d.estimate)) for d in differences]
+        counts = {v: verdicts.count(v) for v in dict.fromkeys(sorted(verdicts))}
+        said = ", ".join(f"**{n}** {verdict}" for verdict, n in counts.items())
+        st.markdown(f"Against {DIMENSIONS[by]} **{plain(str(baseline))}**, of {len(differences)} cells: {said}.")
+        return
+    measured = [c for c in scope.conditions if c.estimate(basis).value is not None]
+    if not measured:
+        return
+    best = max(measured, key=lambda c: c.estimate(basis).value or 0.0)
+    worst = min(measured, key=lambda c: c.estimate(basis).value or 0.0)
+    st.markdown(
+        f"Highest **{best.estimate(basis).value:.2f}**: {plain(scope.series(best))} at {plain(scope.place(best))}. "
+        f"Lowest **{worst.estimate(basis).value:.2f}**: {plain(scope.series(worst))} at {plain(scope.place(worst))}."
+    )
+
+
+def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: list[Difference]) -> None:
+    contexts = sorted({c.summary.context_tokens for c in scope.conditions})
+    rows = list(dict.fromkeys(scope.row(c) for c in scope.conditions))
+    estimates = [c.estimate(basis).value for c in scope.conditions]
+    values = [v for v in estimates if v is not None]
+    value_range = (min(values, default=1.0), max(values, default=2.0))
+    largest = max((abs(d.estimate.value) for d in differences if d.estimate.value is not None), default=0.0)
+    of_condition = {d.condition.key: d for d in differences}
+    series = scope.all_series()
+    columns = st.columns(min(len(series), 3)) if len(series) != 4 else st.columns(2)
+    for index, name in enumerate(series):
+        own = {(scope.row(c), c.summary.context_tokens): c for c in scope.conditions if scope.series(c) == name}
+        ordered = [own[row, context] for row in rows for context in contexts if (row, context) in own]
+        has_difference = any(c.key in of_condition for c in ordered)
+        cells = [
+            Cell(
+                row=scope.row(c),
+                column=tokens_label(c.summary.context_tokens),
+                estimate=of_condition[c.key].estimate if c.key in of_condition else c.estimate(basis),
+                key=c.key,
+                is_baseline=baseline is not None and _value(c, by) == baseline,
+            )
+            for c in ordered
+        ]
+        key = f"map_{index}"
+        with columns[index % len(columns)]:
+            suffix = " · baseline" if baseline is not None and not has_difference else ""
+            st.subheader(plain(name) + suffix, anchor=False)
+            if has_difference:
+                figure = difference_map(
+                    name,
+                    cells,
+                    column_title=COLUMN_TITLE,
+                    largest=largest,
+                    what=f"the difference in tokens per round ({basis}) to {DIMENSIONS[by]} {baseline}",
+                )
+            else:
+                figure = tokens_map(
+                    name,
+                    cells,
+                    column_title=COLUMN_TITLE,
+                    value_range=value_range,
+                    what=f"tokens per round (incl. bonus), {basis}",
+                )
+            chart.show(figure, key, on_click=lambda key=key: _open(key))
+    if st.session_state.pop("compare_goes_to_rounds", False):
+        st.switch_page("views/rounds.py")
+    if differences:
+        st.caption(
+            "Paired over the prompts that both sides have; 95 % interval of each cell by itself, not corrected for "
+            "the number "
+            "of cells. Blue: more than the baseline; orange: less; grey with ≈: not distinguishable, the interval "
+            "holds 0. "
+            "⚑ marks the baseline."
+        )
+    else:
+        st.caption("Tokens per round (incl. bonus); below it the 95 % interval over prompts. Darker is more.")
+
+
+def _open(chart_key: str) -> None:
+    key = chart.clicked(chart_key)
+    if key is not None:
+        address.put(at=key)
+        st.session_state["compare_goes_to_rounds"] = True
+
+
+def _warnings(scope: Scope, by: str) -> None:
+    if len(scope.runs) > 1 and by == "run":
+        first = scope.runs[0].info
+        for run in scope.runs[1:]:
+            differing = [n for n in CONTRACT if getattr(run.info, n) != getattr(first, n)]
+            if differing:
+                said = ", ".join(f"{n} ({getattr(first, n)} against {getattr(run.info, n)})" for n in differing)
+                st.warning(
+                    f"{plain(scope.runs[0].ref.name)} and {plain(run.ref.name)} were made with different settings: "
+                    f"{plain(said)}. A difference between them is not the drafter's alone.",
+                    icon=":material/warning:",
+                )
+    engines = {run.info.engine for run in scope.runs}
+    if len(engines) > 1:
+        st.warning(f"Runs of different engines are in view: {', '.join(sorted(engines))}.", icon=":material/warning:")
+
+
+def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
+    of_condition = {d.condition.key: d for d in differences}
+    rows: list[dict[str, object]] = []
+    for c in scope.conditions:
+        s, e = c.summary, c.estimate(basis)
+        row: dict[str, object] = {"run": c.run.ref.name} if len(scope.runs) > 1 else {}
+        row |= {"drafter": s.drafter, "system prompt": s.system_prompt}
+        row |= {"template": s.template} if scope.has_templates else {}
+        row |= {"context": s.context_tokens, "tokens per round": e.value, "low": e.low, "high": e.high}
+        if differences:
+            d = of_condition.get(c.key)
+            verdict = difference_verdict(Cell(row="", column="", estimate=d.estimate)) if d else "baseline"
+            row |= {
+                "difference": d.estimate.value if d else None,
+                "diff. low": d.estimate.low if d else None,
+                "diff. high": d.estimate.high if d else None,
+                "verdict": verdict,
+            }
+        row |= {"prompts": s.num_prompts, "looping": s.num_degenerate, "rounds": e.num_rounds}
+        rows.append(row)
+    st.subheader("Numbers", anchor=False)
+    decimals = ("tokens per round", "low", "high", "difference", "diff. low", "diff. high")
+    event = st.dataframe(
+        {name: [row[name] for row in rows] for name in rows[0]},
+        hide_index=True,
+        width="stretch",
+        height=min(420, 38 + 35 * len(rows)),
+        column_config={name: st.column_config.NumberColumn(format="%.3f") for name in decimals},
+        key="compare_table",
+        on_select="rerun",
+        selection_mode="single-row",
+        alt=f"Table of {len(rows)} conditions",
+    )
+    chosen = event["selection"]["rows"]
+    label = "Open the rounds of the chosen row" if chosen else "Choose a row, then open its rounds"
+    if st.button(label, disabled=not chosen, icon=":material/forum:"):
+        address.put(at=scope.conditions[chosen[0]].key)
+        st.switch_page("views/rounds.py")
+
+
+main()

@@ -1,0 +1,106 @@
+"""Depth: how acceptance, the hidden state and attention change from depth 1 to K, drafters overlaid."""
+
+from __future__ import annotations
+
+import streamlit as st
+from driftscope_app import address, chart, page
+from driftscope_app.scope import Condition, Scope
+
+from driftscope.figures import DEPTH_METRICS, METRICS, Curve, curve_figure, series_style
+
+MAX_PLACES = 4  # dashes that can be told apart in one chart
+
+
+def main() -> None:
+    """The page."""
+    scope = page.begin(
+        "Depth", "What happens from the first draft of a round to the last. Bands are 95 % intervals over prompts."
+    )
+    if scope is None:
+        return
+    places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
+    wanted = (
+        address.pick_many(
+            st.multiselect,
+            "place",
+            "Conditions (system prompt · context tokens)",
+            places,
+            default=places[:1],
+            max_selections=MAX_PLACES,
+            placeholder="Choose up to four",
+        )
+        or places[:1]
+    )
+    drawn = [c for c in scope.conditions if scope.place(c) in wanted]
+    variants = _variants(scope, drawn)
+    has_many_places = len(wanted) > 1
+    labels = {c.key: scope.series(c) + (f", {scope.place(c)}" if has_many_places else "") for c in drawn}
+    chart.legend(
+        [(labels[c.key], series_style(scope.drafter_index(c.summary.drafter), variants[c.key])) for c in drawn]
+    )
+    bases = {c.summary.depth_basis for c in drawn}
+    num_prompts = sorted({c.summary.num_prompts - c.summary.num_degenerate for c in drawn})
+    prompts = " to ".join(dict.fromkeys((str(num_prompts[0]), str(num_prompts[-1]))))
+    st.caption(f"Over the {' and '.join(sorted(bases))} rounds of {prompts} prompts; looping responses are left out.")
+    for section, names in DEPTH_METRICS.items():
+        st.header(section, divider="gray")
+        per_row = 3 if len(names) == 3 else 2
+        for begin in range(0, len(names), per_row):
+            for column, name in zip(st.columns(per_row), names[begin : begin + per_row], strict=False):
+                with column:
+                    _chart(drawn, labels, variants, scope, name)
+    _table(drawn, labels)
+
+
+def _variants(scope: Scope, drawn: list[Condition]) -> dict[str, int]:
+    """Each series that shares its drafter's colour gets a dash of its own."""
+    count: dict[str, int] = {}
+    variants = {}
+    for condition in drawn:
+        drafter = condition.summary.drafter
+        variants[condition.key] = count.get(drafter, 0)
+        count[drafter] = count.get(drafter, 0) + 1
+    return variants
+
+
+def _chart(drawn: list[Condition], labels: dict[str, str], variants: dict[str, int], scope: Scope, name: str) -> None:
+    metric = METRICS[name]
+    st.subheader(metric.title, anchor=False, help=f"{metric.definition} {metric.how_to_read}".strip())
+    curves = []
+    for condition in drawn:
+        estimates = condition.depth_estimates(name)
+        curves.append(
+            Curve(
+                label=labels[condition.key],
+                x=range(1, len(estimates) + 1),
+                estimates=estimates,
+                drafter=scope.drafter_index(condition.summary.drafter),
+                variant=variants[condition.key],
+            )
+        )
+    is_measured = any(e.value is not None for curve in curves for e in curve.estimates)
+    figure = curve_figure(curves, title=metric.title, x_title="depth k", y_title=metric.axis, is_share=metric.is_share)
+    chart.show(figure, f"depth_{name}", missing=None if is_measured else "Not measured in this run.")
+
+
+def _table(drawn: list[Condition], labels: dict[str, str]) -> None:
+    with st.expander("Numbers", icon=":material/table:"):
+        names = [name for section in DEPTH_METRICS.values() for name in section]
+        rows: dict[str, list[object]] = {"series": [], "depth": [], **{METRICS[n].title: [] for n in names}}
+        for condition in drawn:
+            arrays = {name: condition.depth_estimates(name) for name in names}
+            for k in range(max(len(array) for array in arrays.values())):
+                rows["series"].append(labels[condition.key])
+                rows["depth"].append(k + 1)
+                for name in names:
+                    rows[METRICS[name].title].append(arrays[name][k].value if k < len(arrays[name]) else None)
+        st.dataframe(
+            rows,
+            hide_index=True,
+            width="stretch",
+            column_config={METRICS[n].title: st.column_config.NumberColumn(format="%.4g") for n in names},
+            alt="Table of all quantities by depth",
+        )
+
+
+main()

@@ -1,0 +1,129 @@
+"""Fusion: how much of the drafter's fused input comes from each captured target layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+from driftscope_app import address, aggregates, chart, page
+from driftscope_app.scope import Condition, Scope
+from driftscope_app.text import plain
+
+from driftscope.figures import METRICS, Estimate, Share, fusion_bars
+from driftscope.stats.intervals import ratio_intervals
+
+COLUMNS = ("fusion_share", "fusion_energy", "aux_norm")
+MAX_PLACES = 4
+
+
+def main() -> None:
+    """The page."""
+    scope = page.begin(
+        "Fusion", "Which layers of the target the drafter listens to, and whether that changes with the condition."
+    )
+    if scope is None:
+        return
+    places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
+    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+        column = address.pick_one(
+            st.segmented_control,
+            "fusion",
+            "Quantity",
+            COLUMNS,
+            format_func=lambda name: METRICS[name].title,
+            required=True,
+        )
+        wanted = (
+            address.pick_many(
+                st.multiselect,
+                "place",
+                "Conditions (system prompt · context tokens)",
+                places,
+                default=places[:1],
+                max_selections=MAX_PLACES,
+                placeholder="Choose up to four",
+                width=420,
+            )
+            or places[:1]
+        )
+    assert column is not None
+    metric = METRICS[column]
+    st.caption(f"{metric.definition} {metric.how_to_read}".strip())
+    shown = [c for c in scope.conditions if scope.place(c) in wanted]
+    for begin in range(0, len(scope.all_series()), 2):
+        names = scope.all_series()[begin : begin + 2]
+        for slot, name in zip(st.columns(2), names, strict=False):
+            own = [c for c in shown if scope.series(c) == name]
+            with slot:
+                st.subheader(plain(name), anchor=False)
+                shares = [s for number, c in enumerate(own) for s in _shares(scope, c, column, number)]
+                missing = (
+                    None
+                    if any(s.estimate.value is not None for s in shares)
+                    else "Not measured: no fusion layer, or not recorded."
+                )
+                chart.show(fusion_bars(shares, y_title=metric.axis), f"fusion_{name}", missing=missing)
+    st.caption("Error bars are 95 % intervals over prompts.")
+    _over_conditions(scope, column)
+
+
+def _shares(scope: Scope, condition: Condition, column: str, variant: int) -> list[Share]:
+    s, ref = condition.summary, condition.run.ref
+    table = aggregates.aux_sums(ref.path, ref.version, column)
+    key = (s.drafter, s.system_prompt, s.template, s.context_tokens)
+    rows = [
+        row
+        for row in table.to_pylist()
+        if (row["drafter"], row["system_prompt"], row["template"], row["context_tokens"]) == key
+    ]
+    prompts = sorted({row["prompt_id"] for row in rows})
+    num_parts = max((row["position"] for row in rows), default=0)
+    total = np.zeros((num_parts, len(prompts)))
+    count = np.zeros((num_parts, len(prompts)))
+    for row in rows:
+        place = row["position"] - 1, prompts.index(row["prompt_id"])
+        total[place], count[place] = row["total"], row["num_rounds"]
+    intervals = ratio_intervals(total, count) if num_parts else []
+    layer_ids = s.fusion_share.layer_ids
+    shares = [
+        Share(
+            label=scope.place(condition),
+            part=str(layer_ids[i]) if i < len(layer_ids) else f"input {i + 1}",
+            estimate=Estimate(
+                value=float(total[i].sum() / count[i].sum()) if count[i].sum() else None,
+                low=intervals[i].low,
+                high=intervals[i].high,
+                num_prompts=int((count[i] > 0).sum()),
+                num_rounds=int(count[i].sum()),
+            ),
+            drafter=scope.drafter_index(s.drafter),
+            variant=variant,
+        )
+        for i in range(num_parts)
+    ]
+    if column == "fusion_share" and s.fusion_share.bias is not None:
+        bias = Estimate(value=s.fusion_share.bias)
+        shares.append(
+            Share(label=scope.place(condition), part="bias", estimate=bias, drafter=scope.drafter_index(s.drafter))
+        )
+    return shares
+
+
+def _over_conditions(scope: Scope, column: str) -> None:
+    with st.expander("Numbers of every condition", icon=":material/table:"):
+        rows: list[dict[str, object]] = []
+        for condition in scope.conditions:
+            row: dict[str, object] = {"drafter": scope.series(condition), "condition": scope.place(condition)}
+            for share in _shares(scope, condition, column, 0):
+                row[f"layer {share.part}" if share.part.isdigit() else share.part] = share.estimate.value
+            rows.append(row)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        st.dataframe(
+            {name: [row.get(name) for row in rows] for name in names},
+            hide_index=True,
+            width="stretch",
+            column_config={n: st.column_config.NumberColumn(format="%.3f") for n in names[2:]},
+            alt=f"Table of {METRICS[column].title} by layer for {len(rows)} conditions",
+        )
+
+
+main()

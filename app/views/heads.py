@@ -1,0 +1,107 @@
+"""Heads: where each attention head looks, by depth."""
+
+from __future__ import annotations
+
+import streamlit as st
+from driftscope_app import address, aggregates, chart, page
+from driftscope_app.scope import Condition, Scope
+from driftscope_app.text import plain
+
+from driftscope.figures import (
+    HEAD_METRICS,
+    METRICS,
+    REGION_MEANINGS,
+    HeadMasses,
+    RegionMasses,
+    head_map,
+    region_bars,
+)
+
+
+def main() -> None:
+    """The page."""
+    scope = page.begin("Heads", "Where attention goes, region by region and head by head.")
+    if scope is None:
+        return
+    places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
+    place = address.pick_one(st.selectbox, "head_place", "Condition (system prompt · context tokens)", places)
+    shown = [c for c in scope.conditions if scope.place(c) == place]
+    if not any(value for c in shown for mass in c.summary.mass.values() for value in mass):
+        st.info("This run has no attention masses (its engine or level does not record them).", icon=":material/hub:")
+        return
+    st.header("By region", divider="gray", help="Disjoint regions; they sum to 1. The mean over layers and heads.")
+    for column, condition in zip(st.columns(max(2, len(shown))), shown, strict=False):
+        with column:
+            st.subheader(plain(scope.series(condition)), anchor=False)
+            masses = RegionMasses(label=scope.series(condition), mass=dict(condition.summary.mass))
+            chart.show(region_bars(masses), f"regions_{condition.key}")
+    with st.expander("What the regions are", icon=":material/menu_book:"):
+        for region, meaning in REGION_MEANINGS.items():
+            stored = shown[0].run.info.region_definitions.get(region, meaning)
+            st.markdown(f"**{region}**: {plain(stored)}")
+    st.header("By head", divider="gray")
+    _by_head(scope, shown)
+
+
+def _by_head(scope: Scope, shown: list[Condition]) -> None:
+    regions = [
+        f"mass_{region}"
+        for region in REGION_MEANINGS
+        if any(value for c in shown for value in c.summary.mass.get(region, []))
+    ]
+    options = [*HEAD_METRICS, *regions]
+    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+        name = address.pick_one(
+            st.selectbox,
+            "head_metric",
+            "Quantity",
+            options,
+            format_func=lambda n: METRICS[n].title if n in METRICS else f"{n.removeprefix('mass_').capitalize()} mass",
+            width=300,
+        )
+        assert name is not None
+        num_layers = max((d.num_layers or 1 for c in shown for d in c.run.info.drafters), default=1)
+        layer = "0"
+        if num_layers > 1:
+            layer = address.pick_one(st.selectbox, "layer", "Drafter layer", [str(i) for i in range(num_layers)]) or "0"
+    metric = METRICS.get(name)
+    if metric is not None:
+        st.caption(f"{metric.definition} {metric.how_to_read}".strip())
+    masses = [(c, _head_masses(scope, c, name, int(layer))) for c in shown]
+    values = [v for _, m in masses for row in m.values for v in row if v is not None]
+    if not values:
+        st.caption("Not measured in this run.")
+        return
+    for column, (condition, mass) in zip(st.columns(max(2, len(masses))), masses, strict=False):
+        with column:
+            st.subheader(plain(scope.series(condition)), anchor=False)
+            if not mass.values:
+                st.caption("Not measured.")
+                continue
+            title = metric.title if metric is not None else f"{name.removeprefix('mass_')} mass"
+            is_signed = metric is not None and metric.is_signed
+            floor = 0.0 if not is_signed else min(values)
+            figure = head_map(mass, title=title, value_range=(floor, max(values)), is_signed=is_signed)
+            chart.show(figure, f"heads_{condition.key}")
+            st.caption(f"Mean over {mass.num_rounds:,} rounds")
+
+
+def _head_masses(scope: Scope, condition: Condition, name: str, layer: int) -> HeadMasses:
+    s = condition.summary
+    drafter = condition.run.info.drafter(s.drafter)
+    num_heads = drafter.num_heads if drafter is not None else None
+    label = scope.series(condition)
+    if not num_heads:
+        return HeadMasses(label=label, values=())
+    ref = condition.run.ref
+    table = aggregates.head_means(
+        ref.path, ref.version, (s.drafter, s.system_prompt, s.template, s.context_tokens), name, num_heads
+    )
+    rows = [row for row in table.to_pylist() if row["layer"] == layer]
+    values = tuple(tuple(row[f"head_{head}"] for row in rows) for head in range(num_heads))
+    if not any(v is not None for row in values for v in row):
+        return HeadMasses(label=label, values=())
+    return HeadMasses(label=label, values=values, num_rounds=max((row["num_rounds"] for row in rows), default=0))
+
+
+main()

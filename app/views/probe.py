@@ -1,0 +1,325 @@
+"""Probe: fill in what to measure, see the command, start it as a process of its own, watch it, cancel it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import streamlit as st
+from driftscope_app import address, page, probe_process
+from driftscope_app.probe_process import ProbeProcess, ProbeStatus
+from driftscope_app.scope import Scope
+from driftscope_app.text import plain
+
+from driftscope.builtin import DEMO, sample_prompts
+from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS
+from probes.errors import InputError
+
+MAX_UPLOAD_MB = 16
+MAX_OWN_SYSTEM_PROMPTS = 8
+SECONDS_BETWEEN_LOOKS = 1.5
+BUILT_IN_TURNS, TYPED_TURNS, UPLOADED_TURNS = "Built-in user turns", "Type them", "Upload a file"
+ICONS = {
+    ProbeStatus.running: ":material/progress_activity:",
+    ProbeStatus.complete: ":material/check_circle:",
+    ProbeStatus.failed: ":material/error:",
+    ProbeStatus.cancelled: ":material/cancel:",
+}
+
+
+@dataclass
+class Asked:
+    """What the form says: arguments of `driftscope`, files to write first, and what is still wrong."""
+
+    arguments: list[str] = field(default_factory=lambda: ["probe"])
+    files: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, option: str, value: object) -> None:
+        self.arguments += [option, str(value)]
+
+
+def main() -> None:
+    """The page."""
+    scope, runs = page.scope(), page.runs_folder()
+    st.title("Probe")
+    st.markdown("Measure drafters under prompts of your own. It runs beside the app; you may close this page.")
+    _processes(runs)
+    st.header("New probe", divider="gray")
+    name = _name(runs)
+    asked = Asked()
+    _models(scope, asked)
+    _system_prompts(runs, name, asked)
+    _turns(runs, name, asked)
+    _options(asked)
+    st.subheader("The command", anchor=False)
+    st.code(probe_process.command_line(runs, name, asked.arguments), language="bash", wrap_lines=True)
+    problems = [p for p in (probe_process.check_name(runs, name), *asked.problems) if p]
+    for problem in problems:
+        st.caption(f":material/info: {problem}")
+    if st.button("Start the probe", type="primary", icon=":material/play_arrow:", disabled=bool(problems)):
+        try:
+            probe_process.start(runs, name, asked.arguments, asked.files)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+            return
+        st.session_state.pop("probe_name", None)
+        st.rerun()
+
+
+def _name(runs: Path) -> str:
+    if "probe_name" not in st.session_state:
+        number = 1
+        while probe_process.check_name(runs, f"probe-{number}") is not None:
+            number += 1
+        st.session_state["probe_name"] = f"probe-{number}"
+    return st.text_input("Name of the run", key="probe_name", max_chars=64, width=320, persist_state="session").strip()
+
+
+def _models(scope: Scope, asked: Asked) -> None:
+    plan = scope.runs[0].info.plan if scope.runs else {}
+    target, drafters = plan.get("target"), plan.get("drafter")
+    is_known = isinstance(target, str) and isinstance(drafters, dict)
+    default_target = str(target) if is_known else DEMO
+    default_drafters = drafters if is_known else {"eagle3": f"{DEMO}:eagle3", "eagle3.1": f"{DEMO}:eagle3.1"}
+    left, right = st.columns(2)
+    target = left.text_input(
+        "Target",
+        default_target,
+        key="probe_target",
+        help="A folder or a Hub id; demo is the built-in one.",
+        persist_state="session",
+    )
+    lines = right.text_area(
+        "Drafters, one a line: NAME=PATH",
+        "\n".join(f"{name}={path}" for name, path in default_drafters.items()),
+        key="probe_drafters",
+        height=90,
+        help="A folder or a Hub id; demo:eagle3 and demo:eagle3.1 are built in.",
+        persist_state="session",
+    )
+    if not target.strip():
+        asked.problems.append("Give a target.")
+    asked.add("--target", target.strip())
+    drafters = [line.strip() for line in lines.splitlines() if line.strip()]
+    if not drafters or any("=" not in line for line in drafters):
+        asked.problems.append("Give at least one drafter, as NAME=PATH.")
+    for line in drafters:
+        asked.add("--drafter", line)
+
+
+def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
+    st.subheader("System prompts", anchor=False)
+    samples = {file.stem: file for file in sorted((sample_prompts() / "system").glob("*.txt"))}
+    chosen = st.pills(
+        "Ready-made",
+        [*BUILT_IN_SYSTEM_PROMPTS, *samples],
+        selection_mode="multi",
+        default=["default"],
+        key="probe_ready_made",
+        format_func=lambda n: n.replace("_", r"\_"),
+        help="none: no system text. default: the template's own. prompt: that of each prompt file's row.",
+        persist_state="session",
+    )
+    for ready in chosen:
+        asked.add("--system-prompt", f"{ready}={samples[ready]}" if ready in samples else ready)
+    names = set(chosen)
+    count = int(st.session_state.setdefault("probe_num_own", 0))
+    for number in range(count):
+        with st.container(border=True):
+            own = st.text_input(
+                "Name", f"mine-{number + 1}", key=f"probe_own_name_{number}", max_chars=64, persist_state="session"
+            ).strip()
+            text = st.text_area(
+                "System prompt", key=f"probe_own_text_{number}", height=140, max_chars=200_000, persist_state="session"
+            )
+        if not probe_process.NAME.fullmatch(own) or own in names:
+            asked.problems.append(
+                f"System prompt {number + 1} needs a name of its own (letters, digits, dot, dash, underscore)."
+            )
+        elif not text.strip():
+            asked.problems.append(f"System prompt {plain(own)} is empty.")
+        names.add(own)
+        _own_system_prompt(runs, name, own, text, asked)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if count < MAX_OWN_SYSTEM_PROMPTS and st.button("Write one", icon=":material/add:"):
+            st.session_state["probe_num_own"] = count + 1
+            st.rerun()
+        if count and st.button("Remove the last", icon=":material/remove:"):
+            st.session_state["probe_num_own"] = count - 1
+            st.rerun()
+    with st.expander("Upload system prompts", icon=":material/upload:"):
+        uploads = st.file_uploader(
+            "Text files, one system prompt each",
+            type=["txt", "md"],
+            accept_multiple_files=True,
+            max_upload_size=1,
+            key="probe_uploaded_system_prompts",
+        )
+    for upload in uploads:
+        own = Path(upload.name).stem
+        if not probe_process.NAME.fullmatch(own) or own in names:
+            asked.problems.append(f"Rename the uploaded {plain(upload.name)}: its name is taken or has odd characters.")
+            continue
+        names.add(own)
+        text = _decoded(upload.name, upload.getvalue(), asked)
+        _own_system_prompt(runs, name, own, text, asked)
+
+
+def _own_system_prompt(runs: Path, name: str, own: str, text: str, asked: Asked) -> None:
+    file = f"system_{own}.txt"
+    asked.files[file] = text
+    asked.add("--system-prompt", f"{own}={probe_process.typed_file(runs, name, file)}")
+
+
+def _turns(runs: Path, name: str, asked: Asked) -> None:
+    st.subheader("User turns", anchor=False)
+    source = st.segmented_control(
+        "Where from",
+        [BUILT_IN_TURNS, TYPED_TURNS, UPLOADED_TURNS],
+        default=BUILT_IN_TURNS,
+        required=True,
+        key="probe_turns",
+        persist_state="session",
+    )
+    if source == TYPED_TURNS:
+        text = st.text_area(
+            "One prompt each, an empty line between two",
+            key="probe_typed_turns",
+            height=160,
+            max_chars=1_000_000,
+            persist_state="session",
+        )
+        turns = [turn.strip() for turn in text.replace("\r\n", "\n").split("\n\n") if turn.strip()]
+        if not turns:
+            asked.problems.append("Type at least one user turn.")
+        elif len(turns) < 5:
+            st.caption("Fewer than 5 prompts: there will be no intervals.")
+        lines = [json.dumps({"messages": [{"role": "user", "content": turn}]}, ensure_ascii=False) for turn in turns]
+        asked.files["typed_turns.jsonl"] = "\n".join(lines) + "\n"
+        asked.add("--prompts", probe_process.typed_file(runs, name, "typed_turns.jsonl"))
+        return
+    if source == UPLOADED_TURNS:
+        upload = st.file_uploader(
+            "A prompt file: chat JSON Lines, MT-Bench turns, or text",
+            type=["jsonl", "json", "txt"],
+            max_upload_size=MAX_UPLOAD_MB,
+            key="probe_uploaded_turns",
+        )
+        if upload is None:
+            asked.problems.append("Upload a prompt file.")
+            return
+        file = "uploaded" + Path(upload.name).suffix.lower()
+        asked.files[file] = _decoded(upload.name, upload.getvalue(), asked)
+        asked.add("--prompts", probe_process.typed_file(runs, name, file))
+    num_prompts = st.number_input(
+        "How many prompts at most", 1, 10_000, 8, key="probe_num_prompts", width=220, persist_state="session"
+    )
+    asked.add("--num-prompts", int(num_prompts))
+
+
+def _options(asked: Asked) -> None:
+    st.subheader("What to measure", anchor=False)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        contexts = st.text_input(
+            "Context lengths (tokens)", "0", key="probe_contexts", width=220, persist_state="session"
+        ).replace(" ", "")
+        depth = st.number_input("Depth K", 1, 64, 7, key="probe_depth", width=130, persist_state="session")
+        longest = st.number_input(
+            "Longest response (tokens)", 2, 100_000, 48, key="probe_max_new_tokens", width=200, persist_state="session"
+        )
+        engine = st.selectbox(
+            "Engine",
+            ["replay", "live"],
+            key="probe_engine",
+            width=130,
+            help="replay: every position at once. live: the real loop.",
+            persist_state="session",
+        )
+        temperature = st.number_input(
+            "Temperature", 0.0, 10.0, 0.0, 0.1, key="probe_temperature", width=140, persist_state="session"
+        )
+        device = st.selectbox("Device", ["cpu", "cuda"], key="probe_device", width=120, persist_state="session")
+        dtype = st.selectbox(
+            "Numbers", ["float32", "bfloat16", "float16"], key="probe_dtype", width=140, persist_state="session"
+        )
+    if not all(part.isascii() and part.isdigit() for part in contexts.split(",")):
+        asked.problems.append("Context lengths are whole numbers with commas between, for instance 0,1024.")
+    asked.add("--context-tokens", contexts)
+    asked.add("--depth", int(depth))
+    asked.add("--max-new-tokens", int(longest))
+    asked.add("--engine", engine)
+    if temperature:
+        asked.add("--temperature", f"{temperature:g}")
+    asked.add("--device", device)
+    asked.add("--dtype", dtype)
+
+
+def _decoded(name: str, content: bytes, asked: Asked) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        asked.problems.append(f"{plain(name)} is not UTF-8 (byte {error.start}): convert it.")
+        return ""
+
+
+def _processes(runs: Path) -> None:
+    probes = probe_process.list_probes(runs)
+    for probe in probes:
+        is_running = probe_process.state(probe).status is ProbeStatus.running
+        if is_running:
+            _watched(probe)
+        else:
+            _process(probe)
+
+
+@st.fragment(run_every=SECONDS_BETWEEN_LOOKS)
+def _watched(probe: ProbeProcess) -> None:
+    if probe_process.state(probe).status is not ProbeStatus.running:
+        st.rerun(scope="app")
+    _process(probe)
+
+
+def _process(probe: ProbeProcess) -> None:
+    state = probe_process.state(probe)
+    with st.container(border=True, key=f"process_{probe.name}"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"{ICONS[state.status]} **{plain(probe.name)}** · {state.status}", width="stretch")
+            if state.status is ProbeStatus.running:
+                st.caption(_ago(time.time() - probe.started_at), width="content")
+                if st.button("Cancel", key=f"cancel_{probe.name}", icon=":material/stop:"):
+                    probe_process.cancel(probe)
+            else:
+                if probe.out.is_dir() and st.button(
+                    "See it beside the others", key=f"open_{probe.name}", icon=":material/grid_on:", type="primary"
+                ):
+                    others = [run.ref.name for run in page.scope().runs if run.ref.name != probe.name]
+                    address.put(run=[*others, probe.name], drafter=[], system_prompt=[], template=[], context_tokens=[])
+                    st.switch_page("views/compare.py")
+                if st.button("Dismiss", key=f"forget_{probe.name}", help="Leaves the list; the run stays."):
+                    probe_process.forget(probe)
+                    st.rerun(scope="app")
+        if state.status is ProbeStatus.running:
+            if state.num_units:
+                text = f"{state.num_done} of {state.num_units} · {plain(state.condition)}"
+                st.progress(state.num_done / state.num_units, text=text)
+            else:
+                st.progress(0.0, text="Loading the models and writing the responses")
+        if state.error is not None:
+            st.error(plain(state.error), icon=":material/error:")
+        if state.status is ProbeStatus.cancelled and probe.out.is_dir():
+            st.caption("Stopped; what was measured stays as an incomplete run.")
+        with st.expander("Command and log"):
+            st.code(probe.command, language="bash", wrap_lines=True)
+            if state.log:
+                st.code(state.log, language=None)
+
+
+def _ago(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+main()

@@ -1,0 +1,372 @@
+"""Rounds: a conversation token by token, coloured by what speculation did; every depth of the chosen round."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import streamlit as st
+from driftscope_app import address, aggregates, chart, page
+from driftscope_app.scope import Condition, Scope
+from driftscope_app.text import plain, shortened
+from driftscope_app.token_view import token_view
+from driftscope_app.tokens import KINDS, Vocabulary, find_all, token_fates, vocabulary
+
+from driftscope.figures import Curve, Estimate, RegionMasses, curve_figure, region_bars
+from driftscope.runs.schema import MASS_COLUMNS
+from probes.record import REGIONS
+
+TOKENS_PER_PAGE = 800
+NUM_WORST = 30
+LEGEND = (
+    ("accepted", "accepted draft"),
+    ("corrected", "rejected, then corrected by the target"),
+    ("bonus", "bonus: all drafts accepted"),
+    ("first", "from the prefill"),
+)
+
+
+def main() -> None:
+    """The page."""
+    scope = page.begin("Rounds", "One conversation, token by token. Select a round to see every depth of it.")
+    if scope is None:
+        return
+    condition, prompt_id = _pick_conversation(scope)
+    if prompt_id is None:
+        st.info("There are no rounds under this condition.", icon=":material/forum:")
+        return
+    s, ref = condition.summary, condition.run.ref
+    prompt = aggregates.prompt_row(ref.path, ref.version, (s.system_prompt, s.template, s.context_tokens, prompt_id))
+    rounds = aggregates.walk_rounds(
+        ref.path, ref.version, (s.drafter, s.system_prompt, s.template, s.context_tokens, prompt_id)
+    )
+    words = vocabulary(condition.run.info)
+    if words.tokenizer is None:
+        st.caption(f"Token ids are shown instead of text: {plain(words.reason)}.")
+    _facts(prompt, rounds)
+    if not rounds.num_rows:
+        st.info("This conversation has no walk: its text was not written by this target.", icon=":material/forum:")
+        return
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        chosen = _conversation(prompt, rounds, words)
+    with right:
+        _round(condition, rounds, chosen, words)
+
+
+def _pick_conversation(scope: Scope) -> tuple[Condition, str | None]:
+    by_key = {c.key: c for c in scope.conditions}
+    with st.container(horizontal=True, vertical_alignment="top", gap="medium"):
+        key = address.pick_one(
+            st.selectbox,
+            "at",
+            "Condition (drafter · system prompt · context tokens)",
+            list(by_key),
+            format_func=lambda k: f"{scope.series(by_key[k])} · {scope.place(by_key[k])}" if k in by_key else k,
+            width=380,
+        )
+        assert key is not None
+        condition = by_key[key]
+        s, ref = condition.summary, condition.run.ref
+        sums = aggregates.prompt_sums(ref.path, ref.version)
+        own = [
+            row
+            for row in sums.to_pylist()
+            if (row["drafter"], row["system_prompt"], row["template"], row["context_tokens"])
+            == (s.drafter, s.system_prompt, s.template, s.context_tokens)
+        ]
+        own.sort(key=lambda row: row["walk_tokens"] / row["walk_rounds"] if row["walk_rounds"] else 0.0)
+        labels = {row["prompt_id"]: _conversation_label(row) for row in own}
+        prompt_id = address.pick_one(
+            st.selectbox,
+            "prompt",
+            "Conversation, worst first",
+            list(labels),
+            format_func=lambda p: labels.get(p, p),
+            width=380,
+        )
+    return condition, prompt_id
+
+
+def _conversation_label(row: dict[str, Any]) -> str:
+    tokens = f"{row['walk_tokens'] / row['walk_rounds']:.2f}" if row["walk_rounds"] else "no walk"
+    category = f" ({row['category']})" if row["category"] else ""
+    looping = ", looping" if row["is_degenerate"] else ""
+    return f"{tokens} · {shortened(row['prompt_id'], 40)}{category}{looping}"
+
+
+def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
+    accepted = sum(rounds["accepted_drafts"].to_pylist())
+    per_round = f"{accepted / rounds.num_rows + 1:.2f} tokens per round" if rounds.num_rows else "no walk"
+    looping = " · the response loops: left out of every mean" if prompt["is_degenerate"] else ""
+    st.markdown(
+        f"**{rounds.num_rows:,} rounds**, {per_round} · {prompt['num_prompt_tokens']:,} prompt tokens, "
+        f"{prompt['num_response_tokens']:,} of response ({plain(prompt['finish_reason'])}){looping}"
+    )
+    if prompt["messages"]:
+        with st.expander("The prompt's messages", icon=":material/chat:"):
+            for message in json.loads(prompt["messages"]):
+                content = message.get("content")
+                st.caption(plain(str(message.get("role", ""))))
+                st.text(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
+
+
+def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -> int:
+    """Draws the text and returns the index of the chosen round."""
+    num_prompt, num_response = prompt["num_prompt_tokens"], prompt["num_response_tokens"]
+    num_tokens = num_prompt + num_response
+    fates = token_fates(rounds, num_tokens=num_tokens, num_prompt_tokens=num_prompt, num_response_tokens=num_response)
+    token_ids = prompt["token_ids"]
+    if token_ids is None:
+        pieces = ["▯ "] * num_tokens
+        st.caption("This run keeps no text: every token is a box.")
+    else:
+        pieces = words.pieces(token_ids[:num_tokens])
+    chosen = _chosen_round(rounds.num_rows)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        wanted = address.pick_text("find", "Find in the conversation", placeholder="text", width=240)
+        is_whole = st.toggle("Show the prompt too", key="show_prompt")
+        worst = _worst(rounds, words)
+        st.selectbox(
+            "Jump to a bad round",
+            list(worst),
+            index=None,
+            format_func=lambda index: worst[index],
+            placeholder="fewest accepted, most confident first",
+            key="jump",
+            on_change=_jump,
+            width=300,
+        )
+    first = 0 if is_whole else num_prompt
+    found = find_all(pieces, wanted, first) if token_ids is not None and wanted else []
+    num_pages = max(1, -(-(num_tokens - first) // TOKENS_PER_PAGE))
+    current = _page_of(rounds, chosen, first, num_pages)
+    if wanted:
+        current = _walk_hits(found, first, current)
+    begin = first + (current - 1) * TOKENS_PER_PAGE
+    end = min(num_tokens, begin + TOKENS_PER_PAGE)
+    _legend(fates.kind[num_prompt:])
+    shown_rounds = fates.round_index[begin:end].tolist()
+    columns = [rounds[name].to_pylist() for name in ("num_drafts", "accepted_drafts")]
+    clicked = token_view(
+        pieces=pieces[begin:end],
+        kinds=[KINDS[kind] for kind in fates.kind[begin:end]],
+        rounds=shown_rounds,
+        titles={
+            i: f"round {i + 1}: {columns[1][i]} of {columns[0][i]} drafts accepted" for i in set(shown_rounds) if i >= 0
+        },
+        chosen=chosen,
+        found=[position - begin for position in found if begin <= position < end],
+        key="token_view",
+    )
+    if clicked is not None and clicked != chosen:
+        address.put(round=str(clicked + 1))
+        st.rerun()
+    if num_pages > 1:
+        st.caption(f"Tokens {begin - first + 1:,} to {end - first:,} of {num_tokens - first:,}")
+        if st.session_state.get("rounds_page") != current:
+            st.session_state["rounds_page"] = current
+        st.pagination(num_pages, key="rounds_page", on_change=_turn, args=(first, rounds["start"].to_pylist()))
+    return chosen
+
+
+def _chosen_round(num_rounds: int) -> int:
+    wanted = address.get("round") or "1"
+    return min(max(int(wanted), 1), num_rounds) - 1 if wanted.isascii() and wanted.isdigit() else 0
+
+
+def _page_of(rounds: pa.Table, chosen: int, first: int, num_pages: int) -> int:
+    """The page that holds the chosen round."""
+    position = rounds["start"][chosen].as_py() + 2
+    return min(max(1, (position - first) // TOKENS_PER_PAGE + 1), num_pages)
+
+
+def _turn(first: int, starts: list[int]) -> None:
+    """A page was turned: its first round is the chosen one."""
+    begin = first + (st.session_state["rounds_page"] - 1) * TOKENS_PER_PAGE
+    index = next((i for i, start in enumerate(starts) if start + 2 >= begin), len(starts) - 1)
+    address.put(round=str(index + 1))
+
+
+def _jump() -> None:
+    index = st.session_state["jump"]
+    if index is not None:
+        address.put(round=str(index + 1))
+
+
+def _walk_hits(found: list[int], first: int, current: int) -> int:
+    """Which hit is looked at; returns the page that holds it."""
+    if not found:
+        st.caption("Not found.")
+        return current
+    number = 1
+    if len(found) > 1:
+        number = int(st.number_input(f"Hit, of {len(found):,}", 1, len(found), key="hit", width=160))
+    else:
+        st.caption("One hit.")
+    return (found[number - 1] - first) // TOKENS_PER_PAGE + 1
+
+
+def _worst(rounds: pa.Table, words: Vocabulary) -> dict[int, str]:
+    """Rounds with the fewest accepted drafts, those first in which the drafter was surest of its mistake."""
+    rows = [(i, row) for i, row in enumerate(rounds.to_pylist()) if row["accepted_drafts"] < row["num_drafts"]]
+    rows.sort(key=lambda item: (item[1]["accepted_drafts"], -(item[1]["rejected_prob"] or 0.0)))
+    labels = {}
+    for index, row in rows[:NUM_WORST]:
+        drafted, emitted = words.one(row["rejected_token"]), words.one(row["corrected_token"])
+        sure = f", p {row['rejected_prob']:.2f}" if row["rejected_prob"] is not None else ""
+        tokens = f": {drafted} → {emitted}" if drafted or emitted else ""
+        labels[index] = f"{row['accepted_drafts']} accepted, round {index + 1}{tokens}{sure}"
+    return labels
+
+
+def _legend(kinds: Any) -> None:
+    style = {
+        "accepted": "background:rgba(43,123,186,.2);border-bottom:2px solid #2b7bba",
+        "corrected": "background:rgba(213,94,0,.22);border-bottom:2px dashed #d55e00",
+        "bonus": "background:rgba(11,154,109,.22);border-bottom:3px double #0b9a6d",
+        "first": "border-bottom:2px dotted currentColor",
+    }
+    mark = {"corrected": "✗", "bonus": "+"}
+    items = [
+        f'<span style="margin-right:1rem;white-space:nowrap"><span style="{style[kind]};padding:1px 6px">'
+        f"{mark.get(kind, '')}{int((kinds == KINDS.index(kind)).sum()):,}</span> {meaning}</span>"
+        for kind, meaning in LEGEND
+    ]
+    st.html(f'<div style="font-size:.88rem;line-height:2">{"".join(items)}</div>')
+
+
+def _round(condition: Condition, rounds: pa.Table, chosen: int, words: Vocabulary) -> None:
+    row = rounds.slice(chosen, 1).to_pylist()[0]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(f"Round {chosen + 1:,} of {rounds.num_rows:,}", anchor=False, width="stretch")
+        for label, step, icon in (("Previous round", -1, "arrow_back"), ("Next round", 1, "arrow_forward")):
+            target = chosen + step
+            if st.button(
+                "",
+                key=f"step_{step}",
+                icon=f":material/{icon}:",
+                help=label,
+                disabled=not 0 <= target < rounds.num_rows,
+            ):
+                address.put(round=str(target + 1))
+                st.rerun()
+    ref = condition.run.ref
+    depths = aggregates.round_depths(ref.path, ref.version, row["round_id"])
+    rows = [r for r in depths.to_pylist() if r["layer"] == 0]
+    _verdict(row, rows, words)
+    _depth_table(rows, words)
+    _round_charts(condition, rows)
+
+
+def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary) -> None:
+    accepted, num_drafts = row["accepted_drafts"], row["num_drafts"]
+    if accepted >= num_drafts:
+        st.success(f"All {num_drafts} drafts accepted, and the bonus token.", icon=":material/done_all:")
+        return
+    failed = rows[accepted]
+    reason = failed["rejection_reason"].replace("_", " ")
+    drafted, emitted = words.one(failed["draft_token"]), words.one(failed["target_token"])
+    fresh = ""
+    if failed["fresh_right"] is not None and accepted:
+        fresh = (
+            " With true features it would have been right: lost to the chain."
+            if failed["fresh_right"]
+            else " With true features it would have been wrong too: a hard token."
+        )
+    tokens = f" Drafted `{_code(drafted)}`, the target wrote `{_code(emitted)}`." if drafted or emitted else ""
+    st.warning(
+        f"{accepted} of {num_drafts} accepted. Rejected at depth {accepted + 1}: **{plain(reason)}**.{tokens}{fresh}",
+        icon=":material/close:",
+    )
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'")
+
+
+def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
+    fate = {1: "✓ accepted", 0: "✗ rejected", None: "not reached"}
+    columns = {
+        "depth": [r["depth"] for r in rows],
+        "drafted": [words.one(r["draft_token"]) for r in rows],
+        "p drafter": [r["draft_prob"] for r in rows],
+        "p target": [r["target_prob_of_draft"] for r in rows],
+        "target": [words.one(r["target_token"]) for r in rows],
+        "fate": [fate[r["accepted"]] for r in rows],
+        "reason": [r["rejection_reason"].replace("_", " ") if r["accepted"] != 1 else "" for r in rows],
+        "rank in target": [r["target_rank_of_draft"] for r in rows],
+        "fresh": [words.one(r["fresh_token"]) for r in rows],
+        "fresh right": ["" if r["fresh_right"] is None else ("yes" if r["fresh_right"] else "no") for r in rows],
+        "entropy": [r["draft_entropy"] for r in rows],
+        "overlap": [r["overlap"] for r in rows],
+        "norm in": [r["hidden_in_norm"] for r in rows],
+        "norm out": [r["hidden_out_norm"] for r in rows],
+        "norm fed back": [r["hidden_feedback_norm"] for r in rows],
+        "attention adds": [r["branch_norm_attn"] for r in rows],
+        "MLP adds": [r["branch_norm_mlp"] for r in rows],
+        "embedding share": [r["input_share_embed"] for r in rows],
+    }
+    measured = {name: values for name, values in columns.items() if any(v not in (None, "") for v in values)}
+    decimals = ("p drafter", "p target", "entropy", "overlap", "embedding share")
+    norms = ("norm in", "norm out", "norm fed back", "attention adds", "MLP adds")
+    config: dict[str, Any] = {name: st.column_config.NumberColumn(format="%.3f", width="small") for name in decimals}
+    config |= {name: st.column_config.NumberColumn(format="%.1f", width="small") for name in norms}
+    config |= {"depth": st.column_config.NumberColumn(width="small", pinned=True)}
+    st.dataframe(
+        measured,
+        hide_index=True,
+        width="stretch",
+        height=38 + 35 * len(rows),
+        column_config={name: c for name, c in config.items() if name in measured},
+        alt=f"Table of the {len(rows)} depths of this round",
+    )
+
+
+def _round_charts(condition: Condition, rows: list[dict[str, Any]]) -> None:
+    depths = [r["depth"] for r in rows]
+
+    def curve(label: str, name: str, drafter: int) -> Curve:
+        return Curve(label=label, x=depths, estimates=[Estimate(value=r[name]) for r in rows], drafter=drafter)
+
+    if any(r["draft_prob"] is not None for r in rows):
+        st.markdown("**Probability of the draft**")
+        figure = curve_figure(
+            [curve("drafter", "draft_prob", 0), curve("target", "target_prob_of_draft", 1)],
+            title="probability of the drafted token",
+            x_title="depth k",
+            y_title="probability",
+            height=210,
+            is_share=True,
+            has_legend=True,
+        )
+        chart.show(figure, "round_probabilities")
+    if any(r["hidden_in_norm"] is not None for r in rows):
+        st.markdown("**Norm of the hidden state**")
+        figure = curve_figure(
+            [
+                curve("entering", "hidden_in_norm", 0),
+                curve("leaving", "hidden_out_norm", 2),
+                curve("fed back", "hidden_feedback_norm", 3),
+            ],
+            title="norm of the hidden state",
+            x_title="depth k",
+            y_title="L2 norm",
+            height=210,
+            is_share=True,
+            has_legend=True,
+        )
+        chart.show(figure, "round_norms")
+    masses = {region: [_mean(r[column]) for r in rows] for region, column in zip(REGIONS, MASS_COLUMNS, strict=True)}
+    if any(value is not None for values in masses.values() for value in values):
+        st.markdown("**Attention by region** (head mean)")
+        label = f"round of {condition.summary.drafter}"
+        chart.show(region_bars(RegionMasses(label=label, mass=masses), height=280), "round_masses")
+
+
+def _mean(heads: list[float] | None) -> float | None:
+    return sum(heads) / len(heads) if heads else None
+
+
+main()
