@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Callable, Sequence
 
@@ -66,11 +67,15 @@ def legend(entries: Sequence[tuple[str, SeriesStyle]]) -> None:
     items = []
     for label, style in entries:
         fill = "none" if style.is_open else style.color
+        svg = (
+            '<svg xmlns="http://www.w3.org/2000/svg" width="34" height="14">'
+            f'<line x1="1" x2="33" y1="7" y2="7" stroke="{style.color}" stroke-width="2.2" '
+            f'stroke-dasharray="{_SVG_DASH[style.dash]}"/>'
+            f'<g fill="{fill}" stroke="{style.color}" stroke-width="1.4">{_SVG_MARKER[style.marker]}</g></svg>'
+        )
+        image = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"  # inline svg is sanitised away
         items.append(
             '<span style="display:inline-flex;align-items:center;gap:.4rem;margin-right:1.1rem;white-space:nowrap">'
-            f'<svg width="34" height="14" aria-hidden="true"><line x1="1" x2="33" y1="7" y2="7" stroke="{style.color}" '
-            f'stroke-width="2.2" stroke-dasharray="{_SVG_DASH[style.dash]}"/>'
-            f'<g fill="{fill}" stroke="{style.color}" stroke-width="1.4">{_SVG_MARKER[style.marker]}</g></svg>'
-            f"<span>{html.escape(label)}</span></span>"
+            f'<img src="{image}" width="34" height="14" alt=""><span>{html.escape(label)}</span></span>'
         )
     st.html(f'<div style="font-size:.9rem;line-height:1.9">{"".join(items)}</div>')

@@ -23,8 +23,8 @@ DIMENSIONS = {
 }
 NO_BASELINE = "nothing"
 COLUMN_TITLE = "context tokens"
+# What must agree between runs for a difference to mean the drafter and not the setting.
 CONTRACT = ("engine", "depth", "temperature", "acceptance_rule", "sink_slots")
-"""What must agree between runs for a difference to mean the drafter and not the setting."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _controls(scope: Scope) -> tuple[str, str, str | None]:
     values = {by: list(dict.fromkeys(_value(c, by) for c in scope.conditions)) for by in DIMENSIONS}
     choices = [NO_BASELINE, *(by for by in DIMENSIONS if len(values[by]) > 1)]
     baseline = None
-    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+    with st.container(horizontal=True, vertical_alignment="top", gap="small"):
         by = address.pick_one(
             st.segmented_control,
             "by",
@@ -152,7 +152,7 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
                 column=tokens_label(c.summary.context_tokens),
                 estimate=of_condition[c.key].estimate if c.key in of_condition else c.estimate(basis),
                 key=c.key,
-                is_baseline=baseline is not None and _value(c, by) == baseline,
+                is_baseline=has_difference and _value(c, by) == baseline,
             )
             for c in ordered
         ]
@@ -246,6 +246,7 @@ def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
         key="compare_table",
         on_select="rerun",
         selection_mode="single-row",
+        placeholder="",
         alt=f"Table of {len(rows)} conditions",
     )
     chosen = event["selection"]["rows"]

@@ -9,6 +9,7 @@ from driftscope_app.scope import Condition, Scope
 from driftscope.figures import METRICS, Curve, Estimate, curve_figure, series_style
 
 MAX_ROWS = 4
+Series = tuple[str, list[Condition], int]  # label, conditions by context length, variant
 DEEP_METRICS = (
     "acceptance_conditional",
     "chain_gap",
@@ -36,7 +37,7 @@ def main() -> None:
         )
         return
     rows = list(dict.fromkeys(scope.row(c) for c in scope.conditions))
-    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+    with st.container(horizontal=True, vertical_alignment="top", gap="small"):
         wanted = (
             address.pick_many(
                 st.multiselect,
@@ -46,7 +47,7 @@ def main() -> None:
                 default=rows[:1],
                 max_selections=MAX_ROWS,
                 placeholder="Choose up to four",
-                width=420,
+                width=360,
             )
             or rows[:1]
         )
@@ -59,7 +60,7 @@ def main() -> None:
             "Depth of the lower charts",
             [str(k + 1) for k in range(max_depth)],
             default=str(min(3, max_depth)),
-            width=200,
+            width=180,
         )
     assert basis is not None
     assert depth is not None
@@ -86,15 +87,11 @@ def main() -> None:
         height=340,
     )
     chart.show(figure, "context_tokens_per_round")
-    st.header(f"At depth {depth}", divider="gray")
+    st.header(f"At depth {depth}")
     for begin in range(0, len(DEEP_METRICS), 3):
         for column, name in zip(st.columns(3), DEEP_METRICS[begin : begin + 3], strict=False):
             with column:
                 _deep_chart(scope, series, name, int(depth))
-
-
-Series = tuple[str, list[Condition], int]
-"""Label, conditions by context length, variant."""
 
 
 def _curve(scope: Scope, series: Series, estimates: list[Estimate]) -> Curve:

@@ -49,18 +49,18 @@ def main() -> None:
     """The page."""
     st.title("Definitions")
     st.markdown("Ratios are 0..1. Depth 1 is the first draft. A number that was not measured is empty, never 0.")
-    st.header("Words", divider="gray")
+    st.header("Words")
     _list(WORDS)
-    st.header("Quantities", divider="gray")
+    st.header("Quantities")
     for metric in METRICS.values():
         st.markdown(
             f"**{metric.title}** · `{metric.name}`  \n{_escaped(metric.definition)} {_escaped(metric.how_to_read)}"
         )
-    st.header("Regions of attention", divider="gray")
+    st.header("Regions of attention")
     _list(REGION_MEANINGS)
-    st.header("Why a draft was not accepted", divider="gray")
+    st.header("Why a draft was not accepted")
     _list(REASONS)
-    st.header("Intervals", divider="gray")
+    st.header("Intervals")
     st.markdown(
         f"95 %, by resampling prompts: the rounds of one prompt depend on each other. Fewer than "
         f"{INTERVAL_MIN_PROMPTS} prompts: "
@@ -70,7 +70,7 @@ def main() -> None:
         f"Pooled means "
         "weigh every round alike."
     )
-    st.header("Looping responses", divider="gray")
+    st.header("Looping responses")
     st.markdown(
         f"A loop is easy to draft and would flatter the drafter. A response of at least {DEGENERATE_MIN_TOKENS} "
         f"tokens loops when "

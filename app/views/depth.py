@@ -43,7 +43,7 @@ def main() -> None:
     prompts = " to ".join(dict.fromkeys((str(num_prompts[0]), str(num_prompts[-1]))))
     st.caption(f"Over the {' and '.join(sorted(bases))} rounds of {prompts} prompts; looping responses are left out.")
     for section, names in DEPTH_METRICS.items():
-        st.header(section, divider="gray")
+        st.header(section)
         per_row = 3 if len(names) == 3 else 2
         for begin in range(0, len(names), per_row):
             for column, name in zip(st.columns(per_row), names[begin : begin + per_row], strict=False):
@@ -99,6 +99,7 @@ def _table(drawn: list[Condition], labels: dict[str, str]) -> None:
             hide_index=True,
             width="stretch",
             column_config={METRICS[n].title: st.column_config.NumberColumn(format="%.4g") for n in names},
+            placeholder="",
             alt="Table of all quantities by depth",
         )
 

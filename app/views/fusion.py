@@ -23,7 +23,8 @@ def main() -> None:
     if scope is None:
         return
     places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
-    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+    left, right = st.columns(2)
+    with left:
         column = address.pick_one(
             st.segmented_control,
             "fusion",
@@ -32,6 +33,7 @@ def main() -> None:
             format_func=lambda name: METRICS[name].title,
             required=True,
         )
+    with right:
         wanted = (
             address.pick_many(
                 st.multiselect,
@@ -41,7 +43,6 @@ def main() -> None:
                 default=places[:1],
                 max_selections=MAX_PLACES,
                 placeholder="Choose up to four",
-                width=420,
             )
             or places[:1]
         )
@@ -122,6 +123,7 @@ def _over_conditions(scope: Scope, column: str) -> None:
             hide_index=True,
             width="stretch",
             column_config={n: st.column_config.NumberColumn(format="%.3f") for n in names[2:]},
+            placeholder="",
             alt=f"Table of {METRICS[column].title} by layer for {len(rows)} conditions",
         )
 

@@ -29,7 +29,7 @@ def main() -> None:
     if not any(value for c in shown for mass in c.summary.mass.values() for value in mass):
         st.info("This run has no attention masses (its engine or level does not record them).", icon=":material/hub:")
         return
-    st.header("By region", divider="gray", help="Disjoint regions; they sum to 1. The mean over layers and heads.")
+    st.header("By region", help="Disjoint regions; they sum to 1. The mean over layers and heads.")
     for column, condition in zip(st.columns(max(2, len(shown))), shown, strict=False):
         with column:
             st.subheader(plain(scope.series(condition)), anchor=False)
@@ -39,7 +39,7 @@ def main() -> None:
         for region, meaning in REGION_MEANINGS.items():
             stored = shown[0].run.info.region_definitions.get(region, meaning)
             st.markdown(f"**{region}**: {plain(stored)}")
-    st.header("By head", divider="gray")
+    st.header("By head")
     _by_head(scope, shown)
 
 
@@ -50,7 +50,7 @@ def _by_head(scope: Scope, shown: list[Condition]) -> None:
         if any(value for c in shown for value in c.summary.mass.get(region, []))
     ]
     options = [*HEAD_METRICS, *regions]
-    with st.container(horizontal=True, vertical_alignment="top", gap="large"):
+    with st.container(horizontal=True, vertical_alignment="top", gap="small"):
         name = address.pick_one(
             st.selectbox,
             "head_metric",

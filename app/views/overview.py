@@ -24,7 +24,7 @@ def main() -> None:
     if scope is not None:
         _cards(scope)
         _where(scope)
-    st.header("Runs", divider="gray")
+    st.header("Runs")
     _runs(chosen)
     for run in chosen.runs:
         _provenance(run)
@@ -92,7 +92,7 @@ def _where(scope: Scope) -> None:
     ]
     if not points:
         return
-    st.header("Where it holds, where it does not", divider="gray")
+    st.header("Where it holds, where it does not")
     st.caption("System prompt · context tokens, best on top. Select a dot to read its rounds.")
     chart.show(
         condition_dots(points, x_title=f"tokens per round (incl. bonus), {basis}"), "overview_dots", on_click=_open

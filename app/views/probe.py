@@ -47,7 +47,7 @@ def main() -> None:
     st.title("Probe")
     st.markdown("Measure drafters under prompts of your own. It runs beside the app; you may close this page.")
     _processes(runs)
-    st.header("New probe", divider="gray")
+    st.header("New probe")
     name = _name(runs)
     asked = Asked()
     _models(scope, asked)

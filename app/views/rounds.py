@@ -48,7 +48,7 @@ def main() -> None:
     if not rounds.num_rows:
         st.info("This conversation has no walk: its text was not written by this target.", icon=":material/forum:")
         return
-    left, right = st.columns([3, 2], gap="large")
+    left, right = st.columns([1, 1], gap="large")
     with left:
         chosen = _conversation(prompt, rounds, words)
     with right:
@@ -124,20 +124,21 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
     else:
         pieces = words.pieces(token_ids[:num_tokens])
     chosen = _chosen_round(rounds.num_rows)
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        wanted = address.pick_text("find", "Find in the conversation", placeholder="text", width=240)
-        is_whole = st.toggle("Show the prompt too", key="show_prompt")
-        worst = _worst(rounds, words)
+    worst = _worst(rounds, words)
+    left, right = st.columns([2, 3])
+    with left:
+        wanted = address.pick_text("find", "Find in the conversation", placeholder="text")
+    with right:
         st.selectbox(
             "Jump to a bad round",
             list(worst),
             index=None,
             format_func=lambda index: worst[index],
-            placeholder="fewest accepted, most confident first",
+            placeholder="fewest accepted first",
             key="jump",
             on_change=_jump,
-            width=300,
         )
+    is_whole = st.toggle("Show the prompt too", key="show_prompt")
     first = 0 if is_whole else num_prompt
     found = find_all(pieces, wanted, first) if token_ids is not None and wanted else []
     num_pages = max(1, -(-(num_tokens - first) // TOKENS_PER_PAGE))
@@ -231,10 +232,10 @@ def _legend(kinds: Any) -> None:
     mark = {"corrected": "✗", "bonus": "+"}
     items = [
         f'<span style="margin-right:1rem;white-space:nowrap"><span style="{style[kind]};padding:1px 6px">'
-        f"{mark.get(kind, '')}{int((kinds == KINDS.index(kind)).sum()):,}</span> {meaning}</span>"
+        f"{mark.get(kind, '')} {int((kinds == KINDS.index(kind)).sum()):,}</span> {meaning}</span>"
         for kind, meaning in LEGEND
     ]
-    st.html(f'<div style="font-size:.88rem;line-height:2">{"".join(items)}</div>')
+    st.html(f'<div style="font-size:.88rem;line-height:2">{" ".join(items)}</div>')
 
 
 def _round(condition: Condition, rounds: pa.Table, chosen: int, words: Vocabulary) -> None:
@@ -291,10 +292,10 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
     columns = {
         "depth": [r["depth"] for r in rows],
         "drafted": [words.one(r["draft_token"]) for r in rows],
+        "fate": [fate[r["accepted"]] for r in rows],
+        "target": [words.one(r["target_token"]) for r in rows],
         "p drafter": [r["draft_prob"] for r in rows],
         "p target": [r["target_prob_of_draft"] for r in rows],
-        "target": [words.one(r["target_token"]) for r in rows],
-        "fate": [fate[r["accepted"]] for r in rows],
         "reason": [r["rejection_reason"].replace("_", " ") if r["accepted"] != 1 else "" for r in rows],
         "rank in target": [r["target_rank_of_draft"] for r in rows],
         "fresh": [words.one(r["fresh_token"]) for r in rows],
@@ -311,15 +312,16 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
     measured = {name: values for name, values in columns.items() if any(v not in (None, "") for v in values)}
     decimals = ("p drafter", "p target", "entropy", "overlap", "embedding share")
     norms = ("norm in", "norm out", "norm fed back", "attention adds", "MLP adds")
-    config: dict[str, Any] = {name: st.column_config.NumberColumn(format="%.3f", width="small") for name in decimals}
+    config: dict[str, Any] = {name: st.column_config.NumberColumn(format="%.2f", width=72) for name in decimals}
     config |= {name: st.column_config.NumberColumn(format="%.1f", width="small") for name in norms}
-    config |= {"depth": st.column_config.NumberColumn(width="small", pinned=True)}
+    config |= {"depth": st.column_config.NumberColumn(width=48, pinned=True)}
     st.dataframe(
         measured,
         hide_index=True,
         width="stretch",
         height=38 + 35 * len(rows),
         column_config={name: c for name, c in config.items() if name in measured},
+        placeholder="",
         alt=f"Table of the {len(rows)} depths of this round",
     )
 

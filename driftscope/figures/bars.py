@@ -30,7 +30,15 @@ def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = T
                 x=depths,
                 y=list(values),
                 name=region,
-                marker={"color": color, "pattern": {"shape": REGION_PATTERNS[region], "fgcolor": "#FFFFFF", "size": 5}},
+                marker={
+                    "color": color,
+                    "pattern": {
+                        "shape": REGION_PATTERNS[region],
+                        "fgcolor": "#FFFFFF",
+                        "fillmode": "overlay",
+                        "size": 5,
+                    },
+                },
                 hovertext=[f"<b>{region}</b><br>depth {k}: {number(v)}" for k, v in zip(depths, values, strict=True)],
                 hoverinfo="text",
             )
@@ -44,7 +52,7 @@ def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = T
     )
     figure.update_xaxes(title={"text": "depth k", "standoff": 6}, dtick=1, showgrid=False, fixedrange=True)
     figure.update_yaxes(
-        title={"text": "attention probability (head mean)", "standoff": 6},
+        title={"text": "attention probability (head mean)", "standoff": 12},
         range=[0, 1],
         automargin=True,
         fixedrange=True,
@@ -71,7 +79,10 @@ def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> 
                 x=[s.part for s in own],
                 y=[s.estimate.value for s in own],
                 name=escape(label),
-                marker={"color": style.color, "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "size": 6}},
+                marker={
+                    "color": style.color,
+                    "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": 6},
+                },
                 error_y={
                     "type": "data",
                     "symmetric": False,
@@ -104,6 +115,6 @@ def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> 
     figure.update_xaxes(
         title={"text": "captured target layer (boundary id)", "standoff": 6}, type="category", fixedrange=True
     )
-    figure.update_yaxes(title={"text": y_title, "standoff": 6}, zeroline=True, automargin=True, fixedrange=True)
+    figure.update_yaxes(title={"text": y_title, "standoff": 12}, zeroline=True, automargin=True, fixedrange=True)
     numbers = "; ".join(f"{s.label}, {s.part}: {spoken(s.estimate)}" for s in shares)
     return set_alt_text(figure, f"Bars of the {y_title} by captured target layer. {numbers}.")

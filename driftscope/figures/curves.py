@@ -38,6 +38,7 @@ def curve_figure(
                 go.Scatter(
                     x=xs + xs[::-1],
                     y=[e.high for _, e in banded] + [e.low for _, e in reversed(banded)],
+                    mode="lines",
                     fill="toself",
                     fillcolor=translucent(style.color, BAND_ALPHA),
                     line={"width": 0},
@@ -67,6 +68,7 @@ def curve_figure(
                     for x, e in drawn
                 ],
                 hoverinfo="text",
+                cliponaxis=False,
             )
         )
     all_x = sorted({x for curve in curves for x in curve.x})
@@ -82,7 +84,7 @@ def curve_figure(
         fixedrange=True,
     )
     figure.update_yaxes(
-        title={"text": y_title, "standoff": 6},
+        title={"text": y_title, "standoff": 12},
         rangemode="tozero" if is_share else "normal",
         zeroline=not is_share,
         zerolinewidth=1,

@@ -27,8 +27,7 @@ def tokens_map(
     for cell in cells:
         estimate = cell.estimate
         colors.append(NEUTRAL_CELL if estimate.value is None else color_at(SEQUENTIAL, (estimate.value - low) / span))
-        pin = "⚑ " if cell.is_baseline else ""
-        texts.append(_two_lines(pin + _fixed(estimate.value), _range_text(cell)))
+        texts.append(_two_lines(_fixed(estimate.value), _range_text(cell)))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             f"{escape(what)} {number(estimate.value)} {interval(estimate)}<br>{evidence(estimate)}"
@@ -41,7 +40,8 @@ def tokens_map(
 def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, largest: float, what: str) -> go.Figure:
     """Paired differences to a baseline: blue above, orange below, grey and "≈" where the interval holds 0.
 
-    `largest`: the largest absolute difference of all maps that stand side by side.
+    `largest`: the largest absolute difference of all maps that stand side by side. A baseline cell holds tokens_per_round
+    itself.
     """
     scale = largest or 1.0
     colors, texts, hovers, said = [], [], [], []
@@ -51,7 +51,7 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
         said.append(f"{cell.row}, {cell.column}: {verdict if cell.is_baseline else _spoken_difference(cell, verdict)}")
         if cell.is_baseline:
             colors.append(NEUTRAL_CELL)
-            texts.append(_two_lines("⚑", "baseline"))
+            texts.append(_two_lines(f"⚑ {_fixed(estimate.value)}", "baseline"))
         elif estimate.value is None:
             colors.append(NEUTRAL_CELL)
             texts.append(_two_lines("-", "no pairs"))
