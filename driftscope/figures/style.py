@@ -18,7 +18,7 @@ REGION_COLORS = {
     "own": "#D55E00",
     "current": "#F0A561",
     "response": "#2B7BBA",
-    "sink": "#111F4D",
+    "sink": "#4A5BB0",
     "template": "#7D7D7D",
     "system": "#A45BB5",
     "tools": "#6E4A7E",
@@ -26,7 +26,7 @@ REGION_COLORS = {
     "user": "#8CCBB5",
     "history": "#C9B037",
     "unknown": "#C4C4C4",
-    "learned_sink": "#4C5B8F",
+    "learned_sink": "#8E97CC",
 }
 REGION_PATTERNS = {
     "own": "",
