@@ -5,6 +5,7 @@ Knows nothing of the app but where it lies; streamlit is never imported here.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -58,6 +59,7 @@ def app(
         *("--", "--runs", str(runs.resolve())),
     ]
     process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())  # whoever ends this ends the server too
     try:
         return process.wait()
     except KeyboardInterrupt:  # the terminal has sent it to streamlit too, which then ends by itself
