@@ -38,7 +38,10 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One depth of many chains. Norms and masses are float32; `states` and `logits` in the drafter's dtype."""
+    """One depth of many chains. Norms and masses are float32; `feedback` and `logits` in the drafter's dtype.
+
+    A light step (without a one-hot) measures neither masses nor the embedding's share.
+    """
 
     logits: Float[Tensor, "query draft_vocab"]
     feedback: Float[Tensor, "query hidden"]
@@ -48,8 +51,8 @@ class StepOutput:
     hidden_feedback_norm: Float[Tensor, "query"]
     branch_norm_attn: Float[Tensor, "query layer"]
     branch_norm_mlp: Float[Tensor, "query layer"]
-    input_share_embed: Float[Tensor, "query"]
-    masses: tuple[Masses, ...]  # per layer
+    input_share_embed: Float[Tensor, "query"] | None
+    masses: tuple[Masses, ...]  # per layer; empty in a light step
     queries: tuple[Float[Tensor, "query head head_dim"], ...]  # per layer, after RoPE
 
 
@@ -105,28 +108,33 @@ def prefill(
 def step(
     drafter: Drafter,
     cache: SlotCache,
-    one_hot: Float[Tensor, "slot region"],
+    one_hot: Float[Tensor, "slot region"] | None,
     token_ids: Int[Tensor, "query"],
     hidden: Float[Tensor, "query hidden"],
     *,
     start: int,
     own: tuple[OwnChain, ...] | None = None,
+    depth: int | None = None,
 ) -> StepOutput:
     """One drafter step for the chains that start at t = start, start+1, ...
 
     Depth 1 (`own` is None): `token_ids` = x[t+1], `hidden` = f[t], each query stands at its slot t and sees the true slots
     up to t. Depth k: `token_ids` = the draft of depth k-1, `hidden` = the state fed back, `own` = the chain's slots so far;
     each query stands at t+k-1, sees the true slots up to t, and its own chain, its own new slot included.
+
+    Without `one_hot` nothing is measured but norms: for chains of which only the drafts matter. `depth` is needed only
+    where `own` does not hold the whole chain (an intervention that hides a part of it).
     """
     num_queries = len(token_ids)
-    depth = 1 if own is None else 2 + (own[0].k.shape[1] if own else 0)
+    if depth is None:
+        depth = 1 if own is None else 2 + (own[0].k.shape[1] if own else 0)
     slots = torch.arange(start, start + num_queries, device=token_ids.device)
     position = start + depth - 1
     embeds = drafter.embed(token_ids)
     rotation = drafter.rotation(slots + depth - 1)
     norms: dict[str, list[Tensor]] = {"in": [], "attn": [], "mlp": [], "out": []}
     masses, queries, chains = [], [], []
-    input_share = drafter.layers[0].embed_share(embeds, hidden)
+    input_share = None if one_hot is None else drafter.layers[0].embed_share(embeds, hidden)
     for index, layer in enumerate(drafter.layers):
         norms["in"].append(hidden.float().norm(dim=-1))
         scale = layer.head_dim**-0.5
@@ -142,7 +150,10 @@ def step(
             )
             out = merge_own(out, lse, own_logits(q, chain, scale, layer.window), chain)
             chains.append(chain)
-        masses.append(measure_masses(q, cache.k[index], one_hot, slots, band, chain, scale=scale, window=layer.window))
+        if one_hot is not None:
+            masses.append(
+                measure_masses(q, cache.k[index], one_hot, slots, band, chain, scale=scale, window=layer.window)
+            )
         queries.append(q)
         attn = layer.attention_branch(out.flatten(-2))
         stream = residual + attn

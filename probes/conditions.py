@@ -56,6 +56,8 @@ class Job:
     sink_slots: int = 1
     last_tokens: int | None = None  # replay: chains start only at the last so many response tokens
     target_attention: bool = False  # measure target_divergence, at the cost of one more target pass over each response
+    interventions: Sequence[str] = ("none",)  # "all", "none" or ids; run on the finished texts
+    reference_target: str | None = None  # for the intervention `reference_target`: folder or Hub id
     batch_size: int = 8  # prompts decoded together
     dtype: str = "float32"
     device: str = "cpu"

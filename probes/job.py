@@ -7,9 +7,10 @@ go to `write_batch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells
 from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
+from probes.interventions.base import DrafterIntervention, TargetFacts
+from probes.interventions.registry import select
 from probes.live import record_live, run_live
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from probes.rendering import Rendered, insert_context, render
@@ -43,10 +46,11 @@ class LoadedDrafter:
 
 @dataclass(frozen=True)
 class Models:
-    """A target with its drafters, loaded once."""
+    """A target with its drafters, loaded once. `reference`: another target that interventions compare with."""
 
     target: Target
     drafters: tuple[LoadedDrafter, ...]
+    reference: Target | None = None
 
 
 def load_models(job: Job) -> Models:
@@ -62,7 +66,11 @@ def load_models(job: Job) -> Models:
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
     ids = sorted({i for spec in specs.values() for i in spec.aux_layer_ids})
     target = Target.load(
-        job.target, dtype=dtype, device=job.device, aux_layer_ids=ids, trust_remote_code=job.trust_remote_code
+        job.target,
+        dtype=dtype,
+        device=job.device,
+        aux_layer_ids=ids_with_interventions(job, specs.values(), config),
+        trust_remote_code=job.trust_remote_code,
     )
     drafters = []
     for name, spec in specs.items():
@@ -80,7 +88,43 @@ def load_models(job: Job) -> Models:
                 ),
             )
         )
-    return Models(target, tuple(drafters))
+    reference = None
+    if job.reference_target is not None and job.interventions:
+        reference = Target.load(
+            job.reference_target,
+            dtype=dtype,
+            device=job.device,
+            aux_layer_ids=ids,
+            trust_remote_code=job.trust_remote_code,
+        )
+        _check_reference(target, reference, job.reference_target)
+    return Models(target, tuple(drafters), reference)
+
+
+def ids_with_interventions(job: Job, specs: Collection[DrafterSpec], config: Mapping[str, Any]) -> list[int]:
+    """The boundaries to capture: the drafters' own, and those that the interventions asked for will read."""
+    facts = TargetFacts(
+        num_layers=int(config["num_hidden_layers"]), hidden_size=int(config["hidden_size"]), config=config
+    )
+    ids = {i for spec in specs for i in spec.aux_layer_ids}
+    for spec in specs:
+        for intervention in select(job.interventions):
+            if isinstance(intervention, DrafterIntervention) and intervention.applies(spec, facts):
+                ids.update(intervention.spec(spec, facts).aux_layer_ids)
+    return sorted(ids)
+
+
+def _check_reference(target: Target, reference: Target, path: str) -> None:
+    """Raises InputError when the two targets cannot read the same tokens into states of the same size."""
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        ours, theirs = getattr(target.config, name), getattr(reference.config, name)
+        if ours != theirs:
+            raise InputError(
+                f"the reference target has {name} {theirs}, the target {ours}",
+                code="reference_differs",
+                where=path,
+                remedy="give the target that the drafter was trained for: the same model before it was changed",
+            )
 
 
 def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
@@ -132,7 +176,7 @@ def check_job(job: Job, models: Models) -> None:
     document = insert_context(job.documents, num_context, models.target.tokenizer) if num_context else None
     for cell in cells(job):
         if cell.context_tokens == num_context:
-            rendered = _render_or_take(models.target, longest, cell, document)
+            rendered = render_or_take(models.target, longest, cell, document)
             num_tokens = len(rendered.token_ids) + job.max_new_tokens + job.depth + 1
             models.target.check_length(num_tokens, f"condition {cell}, prompt {longest.prompt_id}")
 
@@ -165,7 +209,7 @@ def run_job(
         if all(is_measured(p.prompt_id) for p in job.prompts):
             num_done += len(job.prompts) * len(models.drafters)
             continue
-        for batch, shared in _texts(job, models, cell, documents[cell.context_tokens], is_measured):
+        for batch, shared in texts_of(job, models, cell, documents[cell.context_tokens], is_measured):
             for prompt, trace in batch:
                 write_batch(prompt)
                 attention = _attention(job, models.target, prompt, trace, shared)
@@ -189,7 +233,7 @@ class Shared:
     slots: Mapping[str, SlotCache]  # drafter name -> its part
 
 
-def _texts(
+def texts_of(
     job: Job, models: Models, cell: Cell, document: str | None, is_measured: Callable[[str], bool]
 ) -> Iterator[tuple[list[tuple[PromptRecord, TargetTrace]], Shared]]:
     """Each batch of texts under this condition, with the prefix that all prompts share.
@@ -197,7 +241,7 @@ def _texts(
     Batches do not depend on what is measured already: a resumed run decodes the same batches, hence the same texts.
     """
     target = models.target
-    rendered = {p.prompt_id: _render_or_take(target, p, cell, document) for p in job.prompts}
+    rendered = {p.prompt_id: render_or_take(target, p, cell, document) for p in job.prompts}
     num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
     some = next(iter(rendered.values())).token_ids
     prefix = target.prefill(some[:num_shared])
@@ -230,7 +274,7 @@ def _texts(
             yield [(_prompt_record(prompt, cell, head, trace), trace)], shared
 
 
-def _render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+def render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
     if prompt.token_ids is None:
         return render_prompt(target.tokenizer, prompt, cell, document)
     ids = np.asarray(prompt.token_ids, np.int32)

@@ -140,3 +140,46 @@ class RoundBatch:
 
 
 Record = PromptRecord | RoundBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterventionCounts:
+    """One intervention on one prompt with one drafter, counted by depth.
+
+    For whole chains: `num_starts` dense starts with all labels (the same at every depth), `accepted` those accepted
+    through depth k, `baseline_accepted` the same of the drafter as it is (over its own starts, when the text changed; the
+    row "baseline" has their number). For kind "path": `num_starts` positions whose drafts before depth k equal the text,
+    `accepted` those right at depth k under the patch, `baseline_accepted` those where the chain is.
+    """
+
+    id: str
+    kind: str
+    drafter: str
+    system_prompt: str
+    template: str
+    context_tokens: int
+    prompt_id: str
+    # [depth], int64
+    num_starts: np.ndarray
+    accepted: np.ndarray
+    baseline_accepted: np.ndarray
+    response_token_ids: np.ndarray | None = None  # of the text that replaced the prompt's own; None where it stayed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetStates:
+    """This target's states beside a reference target's on the same text, at one layer boundary: means over positions.
+
+    Noise lowers `cosine` and `gram_similarity` together; a rotated residual stream has a low `cosine`, a `norm_ratio` of 1
+    and keeps every inner product between positions, so `gram_similarity` stays 1.
+    """
+
+    system_prompt: str
+    template: str
+    context_tokens: int
+    prompt_id: str
+    aux_layer_id: int
+    num_positions: int
+    cosine: float
+    norm_ratio: float  # this target's norm over the reference's
+    gram_similarity: float  # cosine of the two centred Gram matrices (linear CKA, arXiv 1905.00414)

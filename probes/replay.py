@@ -19,6 +19,13 @@ from probes.target import TargetTrace
 from probes.target_attention import TargetMasses
 
 
+def starts_of(trace: TargetTrace, last_tokens: int | None = None) -> tuple[int, int]:
+    """The first and the last slot at which a chain starts: P-1 .. L-3, or only the last `last_tokens` of them."""
+    last = trace.num_prompt_tokens + trace.num_response_tokens - 3
+    first = trace.num_prompt_tokens - 1
+    return (first if last_tokens is None else max(first, last - last_tokens + 1)), last
+
+
 @torch.inference_mode()
 def replay(
     drafter: Drafter,
@@ -39,8 +46,7 @@ def replay(
 
     Raises InputError when the response is too short for one round (L - P < 2) or the drafter's rope depends on length.
     """
-    num_tokens = trace.num_prompt_tokens + trace.num_response_tokens
-    first, last = trace.num_prompt_tokens - 1, num_tokens - 3
+    first, last = starts_of(trace, last_tokens)
     if last < first:
         raise InputError(
             f"a response of {trace.num_response_tokens} tokens has no round: the first needs 2",
@@ -48,8 +54,6 @@ def replay(
             where=f"prompt {prompt.prompt_id}",
             remedy="raise --max-new-tokens, or leave the prompt out",
         )
-    if last_tokens is not None:
-        first = max(first, last - last_tokens + 1)
     device = trace.token_ids.device
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     one_hot = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=device)

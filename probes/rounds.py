@@ -121,19 +121,21 @@ class Labels:
     has_all_labels: Bool[Tensor, "round"]  # K labels exist for this start, whatever is drafted
 
 
-def label(drafter: Drafter, trace: TargetTrace, starts: Int[Tensor, "round"], drafts: list[Drafted]) -> Labels:
+def label(
+    drafter: Drafter, trace: TargetTrace, starts: Int[Tensor, "round"], token: Int[Tensor, "round depth"]
+) -> Labels:
     """Acceptance of deterministic drafts under standard rejection sampling: a draft is accepted exactly when it equals the
     emitted token. In forced text the target's argmax stands for it, up to the first position where the text differs.
+    `token`: the drafts, target ids.
     """
-    depth, num_tokens = len(drafts), len(trace.token_ids)
-    token = torch.stack([d.token for d in drafts], dim=1)
+    depth, num_tokens = token.shape[1], len(trace.token_ids)
     position = starts[:, None] + torch.arange(1, depth + 1, device=starts.device)  # the target's, predicts position + 1
     exists = position + 1 < num_tokens
     at = position.clamp_max(num_tokens - 2)
     text = trace.token_ids[at + 1]
     index = at - (trace.num_prompt_tokens - 1)
     best = trace.logits.argmax(dim=-1)[index]
-    expected = text if trace.temperature > 0 else best
+    expected = best if trace.is_forced else text
     agrees = (text == expected) & exists
 
     def all_before(flag: Tensor) -> Tensor:
@@ -220,7 +222,7 @@ def record_rounds(
 ) -> RoundBatch:
     """All columns of these rounds. Raises SelfCheckError when masses do not sum to 1."""
     depth, num_rounds = len(drafts), len(starts)
-    labels = label(drafter, trace, starts, drafts)
+    labels = label(drafter, trace, starts, torch.stack([d.token for d in drafts], dim=1))
     accepted_drafts = labels.accepted.sum(dim=1).cpu().numpy().astype(np.int32)
     start_list = starts.cpu().numpy().astype(np.int32)
     num_text_tokens = trace.num_prompt_tokens + trace.num_response_tokens

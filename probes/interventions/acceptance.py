@@ -1,0 +1,74 @@
+"""Acceptance only: the dense replay's counts without masses, for drafters and chains that an intervention changed.
+
+Shares the target's trace and, where the drafter's slots are unchanged, the cache. Knows no interventions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from probes.chain import SlotCache, concat_aux, prefill, step
+from probes.drafter.model import Drafter
+from probes.replay import starts_of
+from probes.rounds import label
+from probes.target import TargetTrace
+
+
+@dataclass(frozen=True)
+class ChainChange:
+    """How the chain differs from the drafter's own."""
+
+    rescales_feedback: bool = False  # fed-back states get the norm of the fused state at the start
+    hides_own_keys: bool = False  # queries see no own slot but their newest
+
+
+NO_CHANGE = ChainChange()
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Dense counts of one text."""
+
+    num_starts: int  # with all K labels
+    accepted: np.ndarray  # int64 [depth]: of these, accepted through k
+
+
+@torch.inference_mode()
+def accept(
+    drafter: Drafter,
+    trace: TargetTrace,
+    *,
+    depth: int,
+    cache: SlotCache | None = None,
+    last_tokens: int | None = None,
+    change: ChainChange = NO_CHANGE,
+) -> Acceptance:
+    """Drafts a chain from every start of the response and counts what the target would accept.
+
+    `cache` may hold the slots of a shared prefix. A response without a start counts nothing.
+    """
+    first, last = starts_of(trace, last_tokens)
+    if last < first:
+        return Acceptance(0, np.zeros(depth, np.int64))
+    cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
+    fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
+    output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
+    tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]
+    own = ()
+    for k in range(2, depth + 1):
+        hidden = output.feedback
+        if change.rescales_feedback:
+            size = fused.float().norm(dim=-1) / hidden.float().norm(dim=-1).clamp_min(1e-12)
+            hidden = hidden * size[:, None].to(hidden.dtype)
+        if change.hides_own_keys:
+            own = ()
+        output = step(drafter, cache, None, tokens[-1], hidden, start=first, own=own, depth=k)
+        own = output.own
+        tokens.append(drafter.to_target_ids(output.logits.argmax(dim=-1)))
+    starts = torch.arange(first, last + 1, device=trace.token_ids.device)
+    labels = label(drafter, trace, starts, torch.stack(tokens, dim=1))
+    counted = labels.accepted & labels.has_all_labels[:, None]
+    return Acceptance(int(labels.has_all_labels.sum()), counted.sum(dim=0).cpu().numpy().astype(np.int64))

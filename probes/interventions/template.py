@@ -1,0 +1,87 @@
+"""The prompt: the reference system prompt, template or last template tokens, thinking on and off. No torch.
+
+These rewrite the text, so the target answers anew and gains are paired by prompt, not by position. The reference is what
+drafters are trained on: the target's default system prompt in its default template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from probes.conditions import Cell, PromptInput, SystemPrompt, Template
+from probes.interventions.base import TextIntervention
+
+REFERENCE_SYSTEM_PROMPT = SystemPrompt(name="default")
+REFERENCE_TEMPLATE = Template(name="default", source="default")
+
+
+class ReferenceSystemPrompt(TextIntervention):
+    id = "reference_system_prompt"
+    kind = "template"
+    changes = "replaces the system prompt by the target's default one"
+
+    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        return cell.system_prompt.name != "default" and cell.template.source != "raw" and _has_turns(prompts)
+
+    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+        return replace(cell, system_prompt=REFERENCE_SYSTEM_PROMPT), prompt
+
+
+class ReferenceTemplate(TextIntervention):
+    id = "reference_template"
+    kind = "template"
+    changes = "renders the same turns with the target's own chat template"
+
+    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        return cell.template.source != "default" and _has_turns(prompts)
+
+    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+        return replace(cell, template=REFERENCE_TEMPLATE), prompt
+
+
+class ReferenceSuffix(TextIntervention):
+    """Only the generation prompt: what stands between the last turn and the answer. `run` swaps the tokens."""
+
+    id = "reference_suffix"
+    kind = "template"
+    changes = "replaces only the last template tokens, those before the answer, by the target's own template's"
+
+    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        return cell.template.source != "default" and _has_turns(prompts)
+
+    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+        return replace(cell, template=REFERENCE_TEMPLATE), prompt
+
+
+class Thinking(TextIntervention):
+    """Templates of reasoning models read `enable_thinking` from chat_template_kwargs."""
+
+    kind = "template"
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+        self.id = f"thinking_{'on' if value else 'off'}"
+        self.changes = f"renders with enable_thinking={value} in chat_template_kwargs"
+
+    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        is_other = any(p.chat_template_kwargs.get("enable_thinking") is not self.value for p in prompts)
+        return "enable_thinking" in template_text and is_other and _has_turns(prompts)
+
+    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+        kwargs = {**prompt.chat_template_kwargs, "enable_thinking": self.value}
+        return cell, replace(prompt, chat_template_kwargs=kwargs)
+
+
+def _has_turns(prompts: Sequence[PromptInput]) -> bool:
+    """Prompts given as token ids have nothing to render, answers given with them nothing to write anew."""
+    return all(p.token_ids is None and p.response is None for p in prompts)
+
+
+TEMPLATE: tuple[TextIntervention, ...] = (
+    ReferenceSystemPrompt(),
+    ReferenceTemplate(),
+    ReferenceSuffix(),
+    Thinking(True),
+    Thinking(False),
+)
