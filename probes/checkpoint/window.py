@@ -1,6 +1,7 @@
-"""The drafter's sliding window per layer, as vLLM's Llama-type drafter reads it: `layer_types` with `sliding_window`.
+"""The drafter's sliding window per layer, as vLLM's drafters read it: `layer_types` with `sliding_window`.
 
-A window of W tokens: a query at slot s attends to slots above s - W, itself included.
+A window of W tokens: a query at slot s attends to slots above s - W, itself included. The config class, chosen by
+`model_type`, has a say too: Qwen's drop the window unless `use_sliding_window` is true.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from probes.errors import CheckpointError
 
 Windows = tuple[int | None, ...]
 
+QWEN_CONFIGS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+QWEN_MAX_WINDOW_LAYERS = 28  # transformers' default: layers below it have full attention where layer_types is absent
+
 
 def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Windows], list[Finding]]:
     """Tokens for each layer, None = full attention. Raises CheckpointError when layer_types and the rest do not fit."""
     window, types = settings.integer("sliding_window"), settings.texts("layer_types")
-    switch = settings.flag("use_sliding_window")
-    is_off = switch is not None and not switch.value
+    switch, model_type = settings.flag("use_sliding_window"), settings.text("model_type")
+    is_qwen = model_type is not None and model_type.value in QWEN_CONFIGS
+    is_off = is_qwen if switch is None else not switch.value
     full: Windows = (None,) * num_layers
+    if types is None and is_qwen and not is_off:
+        stated = settings.integer("max_window_layers", minimum=0)
+        first = QWEN_MAX_WINDOW_LAYERS if stated is None else stated.value
+        kinds_by_depth = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
+        detail = f"max_window_layers {first}"
+        types = Value(value=kinds_by_depth, origin=Origin(source=Source.file_key, detail=detail))
     if types is None:
         if window is None or is_off:
             origin = Origin(source=Source.engine_default, detail="no layer_types: full attention")
@@ -63,15 +74,20 @@ def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Wind
             _finding(
                 settings,
                 "sliding_window_ignored",
-                "`layer_types` asks for sliding_attention, but `use_sliding_window` is false: taken as full attention",
-                "Make the two agree; vLLM's Llama-type drafter does not read use_sliding_window",
+                "`layer_types` asks for sliding_attention, but `use_sliding_window` is not true: taken as full attention",
+                "Make the two agree: "
+                + (
+                    "Qwen's config classes drop sliding_window, and so does vLLM"
+                    if is_qwen
+                    else "vLLM's Llama-type drafter does not read use_sliding_window"
+                ),
             )
         )
     size = None if window is None or is_off else window.value
     origin = Origin(
         source=Source.file_key,
         detail=", ".join(v.origin.detail for v in (types, window, switch) if v is not None),
-        is_certain=not (any(is_sliding) and is_off),
+        is_certain=is_qwen or not (any(is_sliding) and is_off),
     )
     return Value(value=tuple(size if sliding else None for sliding in is_sliding), origin=origin), findings
 

@@ -382,6 +382,29 @@ def test_sliding_window(
     assert codes(spec) == finding
 
 
+SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "finding"),
+    [
+        (SLIDING | {"use_sliding_window": True}, (64,), []),
+        (SLIDING | {"use_sliding_window": False}, (None,), ["sliding_window_ignored"]),
+        (SLIDING, (None,), ["sliding_window_ignored"]),  # absent is false in Qwen's config classes
+        ({"sliding_window": 64}, (None,), []),
+        ({"sliding_window": 64, "use_sliding_window": True}, (None,), []),  # layers below 28 have full attention
+        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}, (64,), []),
+    ],
+)
+def test_sliding_window_of_qwens_config_classes(
+    tmp_path: Path, change: dict[str, Any], expected: tuple[int | None, ...], finding: list[str]
+) -> None:
+    spec = read(write(tmp_path, "vllm", tiny=Tiny(qk_norm=True), change=change))
+    assert spec.sliding_window == expected
+    assert spec.origins["sliding_window"].is_certain
+    assert codes(spec) == finding
+
+
 def test_windows_by_layer(tmp_path: Path) -> None:
     types = ["full_attention", "sliding_attention"]
     spec = read(write(tmp_path, tiny=Tiny(num_layers=2), change={"layer_types": types, "sliding_window": 9}))

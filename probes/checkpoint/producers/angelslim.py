@@ -60,9 +60,6 @@ PRODUCER = Producer(
     title="AngelSlim",
     source="67394ce",
     reads="`aux_hidden_states_layer_ids`, or `Eagle3LlamaForCausalLM` with `midlayer.*`",
-    assumed=(
-        "rope as engines compute it, with config.json's `rope_theta`, though training used base 10000: reported",
-        "the embedding is the target's where the files have none",
-    ),
+    assumed=("the embedding is the target's where the files have none",),
     tested="-",
 )

@@ -44,7 +44,6 @@ PRODUCER = Producer(
     reads="`LlamaEagle3DraftModel` with `model.layers.*`, also after `serve_sglang` or `serve_vllm` renamed it",
     assumed=(
         "the layer is Llama's whatever `model_type` says: config.json is a copy of the target's",
-        "the recipe's default layers, as the files do not name them",
         "`layer_types` and `sliding_window` count as in vLLM, though NeMo trains with full attention",
     ),
     tested="-",
