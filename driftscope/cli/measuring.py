@@ -38,6 +38,7 @@ class SelfCheckOutput(BaseModel):
     num_large_gaps: int
     num_ties: int
     num_too_short: int
+    notes: list[str] = []  # what was asked for and could not be done
 
 
 class MeasureOutput(BaseModel):
@@ -89,6 +90,8 @@ def _measure(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfChe
     from driftscope.measure import measure
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # read when torch is first imported: threads that wait by spinning starve each other where the CPU is shared
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -146,3 +149,5 @@ def _say_check(check: SelfCheckOutput) -> None:
             f"{check.num_first_differences_tied} differ first at a tie (largest gap {check.max_first_difference_gap:.2g})"
         )
     _say(f"ties (logit gap < 1e-4): {check.num_ties}; responses too short for a round: {check.num_too_short}")
+    for note in check.notes:
+        _say(f"note: {note}")
