@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from probes.errors import InputError
 
 OUTPUTS = {
+    "check": "driftscope.check:CheckReport",
+    "check list": "driftscope.check:CheckList",
     "demo": "driftscope.cli.measuring:MeasureOutput",
     "probe": "driftscope.cli.measuring:MeasureOutput",
     "show": "driftscope.summary:Summary",

@@ -1,0 +1,53 @@
+"""`driftscope check TARGET DRAFTER`: what the files alone show; `driftscope check --list`: every check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftscope.cli.console import Json, console, print_json
+from probes.errors import InputError
+
+
+def check(
+    target: Annotated[
+        str | None, typer.Argument(help="Folder or Hub id (with @revision) of the target; `demo`: the built-in one.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Argument(help="Folder or Hub id of the drafter; `demo:eagle3`, `demo:eagle3.1` are built in.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompt file: how much of its text the draft vocabulary covers.")
+    ] = None,
+    prompt_format: Annotated[str | None, typer.Option(help="Format of the prompt file; left out: detected.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every check with its id.")] = False,
+    json: Json = False,
+) -> None:
+    """Check a drafter's files against its target and against what engines make of them. No torch, no GPU.
+
+    Exit codes: 0 clean; 1 a finding of severity warning or above; 2 unusable input.
+    """
+    from driftscope.check import check_pair, list_checks
+    from driftscope.cli.check_text import print_checks, print_report
+
+    if list_:
+        listing = list_checks()
+        print_json(listing) if json else print_checks(console(), listing)
+        return
+    if target is None or drafter is None:
+        raise InputError(
+            f"no {'TARGET' if target is None else 'DRAFTER'} was given",
+            code="argument_missing",
+            where="driftscope check",
+            remedy="driftscope check TARGET DRAFTER, or driftscope check --list",
+        )
+    from driftscope.builtin import resolve_drafter, resolve_target
+
+    report = check_pair(
+        resolve_target(target), resolve_drafter(drafter), prompt_file=prompts, prompt_format=prompt_format
+    )
+    print_json(report) if json else print_report(console(), report)
+    if not report.is_clean:
+        raise typer.Exit(1)
