@@ -108,4 +108,4 @@ def round_depths(path: str, version: str, round_id: int) -> pa.Table:
 def _query(run: Run, sql: str, parameters: tuple[Any, ...]) -> pa.Table:
     """Like `Run.query`, with parameters instead of text from elsewhere in the SQL."""
     with run.database() as connection:
-        return connection.execute(sql, list(parameters)).to_arrow_table()
+        return connection.sql(sql, params=list(parameters)).to_arrow_table()

@@ -132,18 +132,19 @@ def choose(contents: FolderContents) -> Scope:
     if not contents.runs:
         return Scope(contents, [], [], unreadable)
     names = [run.name for run in contents.runs]
+    default = DEMO_RUN if DEMO_RUN in names else names[0]
     with st.sidebar:
         chosen = address.pick_many(
             st.multiselect,
             "run",
             "Runs",
             names,
-            default=[DEMO_RUN if DEMO_RUN in names else names[0]],
+            default=[default],
             placeholder="Choose a run",
             format_func=lambda name: name + (" (running)" if _is_live(contents, name) else ""),
         )
         runs = []
-        for name in chosen or names[:1]:
+        for name in chosen or [default]:
             ref = contents.run(name)
             assert ref is not None  # pick_many returns options only
             try:

@@ -288,11 +288,11 @@ def _code(text: str) -> str:
 
 
 def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
-    fate = {1: "✓ accepted", 0: "✗ rejected", None: "not reached"}
+    mark = {1: "✓", 0: "✗", None: ""}
     columns = {
         "depth": [r["depth"] for r in rows],
         "drafted": [words.one(r["draft_token"]) for r in rows],
-        "fate": [fate[r["accepted"]] for r in rows],
+        "accepted": [mark[r["accepted"]] for r in rows],
         "target": [words.one(r["target_token"]) for r in rows],
         "p drafter": [r["draft_prob"] for r in rows],
         "p target": [r["target_prob_of_draft"] for r in rows],
@@ -314,6 +314,7 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
     norms = ("norm in", "norm out", "norm fed back", "attention adds", "MLP adds")
     config: dict[str, Any] = {name: st.column_config.NumberColumn(format="%.2f", width=72) for name in decimals}
     config |= {name: st.column_config.NumberColumn(format="%.1f", width="small") for name in norms}
+    config |= {"accepted": st.column_config.TextColumn(width=70)}
     config |= {"depth": st.column_config.NumberColumn(width=48, pinned=True)}
     st.dataframe(
         measured,

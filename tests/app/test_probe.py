@@ -1,0 +1,169 @@
+"""Probe: the command is what the form says, it runs as a process of its own, its outcome is the command's own words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from driftscope.cli import main
+from tests.app.conftest import OpenApp, checked, texts
+
+
+def command(at: object) -> list[str]:
+    """The command that the page shows."""
+    return shlex.split(at.code[-1].value)  # type: ignore[attr-defined]
+
+
+def wait_until_ended(folder: Path, name: str, seconds: float = 60) -> object:
+    from driftscope_app import probe_process
+
+    [probe] = [p for p in probe_process.list_probes(folder) if p.name == name]
+    deadline = time.monotonic() + seconds
+    while (state := probe_process.state(probe)).status == "running":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.1)
+    return state
+
+
+def test_the_command_follows_the_form(open_app: OpenApp, tmp_path: Path) -> None:
+    at = open_app("probe", folder=tmp_path)
+    words = command(at)
+    assert words[:4] == ["driftscope", "probe", "--target", "demo"]
+    assert words.count("--drafter") == 2
+    assert words[words.index("--out") + 1] == str(tmp_path / "probe-1.drift")
+    at.text_input(key="probe_name").set_value("mine")
+    at.text_area(key="probe_drafters").set_value("a=/models/a\n\nb=org/b@main\n")
+    at.text_input(key="probe_contexts").set_value("0, 1024")
+    at.number_input(key="probe_depth").set_value(3)
+    at.selectbox(key="probe_engine").set_value("live")
+    at.number_input(key="probe_temperature").set_value(0.7)
+    at.button_group(key="probe_ready_made").set_value(["none", "policy"])
+    checked(at.run())
+    words = command(at)
+    pairs = list(zip(words, words[1:], strict=False))
+    for pair in [
+        ("--drafter", "a=/models/a"),
+        ("--drafter", "b=org/b@main"),
+        ("--context-tokens", "0,1024"),
+        ("--depth", "3"),
+        ("--engine", "live"),
+        ("--temperature", "0.7"),
+        ("--system-prompt", "none"),
+        ("--out", str(tmp_path / "mine.drift")),
+    ]:
+        assert pair in pairs
+    assert any(w.startswith("policy=") and w.endswith("policy.txt") for w in words)
+
+
+def test_typed_prompts_become_files_of_the_command(open_app: OpenApp, tmp_path: Path) -> None:
+    at = open_app("probe", folder=tmp_path)
+    next(b for b in at.button if b.label == "Write one").click()
+    checked(at.run())
+    assert "is empty" in texts(at)
+    at.text_area(key="probe_own_text_0").set_value("Answer in rhyme. <b>&</b>")
+    at.segmented_control(key="probe_turns").set_value("Type them")
+    checked(at.run())
+    at.text_area(key="probe_typed_turns").set_value("First line\nsecond line\n\nAnother\n")
+    at.text_input(key="probe_target").set_value(str(tmp_path / "no-such-target"))
+    checked(at.run())
+    next(b for b in at.button if b.label == "Start the probe").click()
+    checked(at.run())
+    folder = tmp_path / ".probes" / "probe-1"
+    assert (folder / "system_mine-1.txt").read_text() == "Answer in rhyme. <b>&</b>"
+    turns = [json.loads(line)["messages"][0]["content"] for line in (folder / "typed_turns.jsonl").open()]
+    assert turns == ["First line\nsecond line", "Another"]
+    assert os.stat(tmp_path / ".probes").st_mode & 0o077 == 0
+    wait_until_ended(tmp_path, "probe-1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("probe_name", "../outside", "Use letters"),
+        ("probe_name", "a/b", "Use letters"),
+        ("probe_name", "", "Use letters"),
+        ("probe_target", " ", "Give a target"),
+        ("probe_contexts", "1,x", "whole numbers"),
+    ],
+)
+def test_what_cannot_be_started_is_said_and_the_button_is_off(
+    open_app: OpenApp, tmp_path: Path, key: str, value: str, problem: str
+) -> None:
+    at = open_app("probe", folder=tmp_path)
+    at.text_input(key=key).set_value(value)
+    checked(at.run())
+    assert problem in texts(at)
+    assert next(b for b in at.button if b.label == "Start the probe").disabled
+
+
+def test_a_name_that_is_taken_is_refused(open_app: OpenApp, runs: Path) -> None:
+    at = open_app("probe")
+    at.text_input(key="probe_name").set_value("demo")
+    checked(at.run())
+    assert "There is a run or a probe called demo already." in texts(at)
+
+
+def test_an_error_is_the_command_s_own_message(
+    open_app: OpenApp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from driftscope_app import probe_process
+
+    arguments = ["probe", "--target", "demo", "--drafter", f"d={tmp_path / 'nothing here'}", "--num-prompts", "1"]
+    probe_process.start(tmp_path, "wrong", arguments, {})
+    state = wait_until_ended(tmp_path, "wrong")
+    assert main([*arguments, "--out", str(tmp_path / "other.drift"), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert state.status == "failed"  # type: ignore[attr-defined]
+    assert error["message"] in state.error  # type: ignore[attr-defined]
+    assert error["remedy"] in state.error  # type: ignore[attr-defined]
+    at = open_app("probe", folder=tmp_path)  # a page opened later sees it too
+    shown = "\n".join(str(e.value) for e in at.error).replace("\\", "")
+    assert error["message"] in shown
+    next(b for b in at.button if b.label == "Dismiss").click()
+    checked(at.run())
+    assert not (tmp_path / ".probes" / "wrong").exists()
+
+
+def test_a_running_probe_can_be_cancelled_and_keeps_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from driftscope_app import probe_process
+
+    monkeypatch.setattr(probe_process, "_CODE", "import time\ntime.sleep(600)")  # stands for a long measurement
+    probe = probe_process.start(tmp_path, "long", ["probe"], {})
+    assert probe_process.state(probe).status == "running"
+    probe_process.forget(probe)  # a running one is not forgotten
+    assert probe.folder.exists()
+    probe_process.cancel(probe)
+    assert wait_until_ended(tmp_path, "long").status == "cancelled"  # type: ignore[attr-defined]
+    with pytest.raises(ProcessLookupError):
+        os.kill(probe.pid, 0)
+
+
+def test_progress_is_read_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from driftscope_app import probe_process
+
+    code = "import sys,time\nprint('3/12 policy / default / context 0', file=sys.stderr, flush=True)\ntime.sleep(600)"
+    monkeypatch.setattr(probe_process, "_CODE", code)
+    probe = probe_process.start(tmp_path, "slow", ["probe"], {})
+    deadline = time.monotonic() + 20
+    while (state := probe_process.state(probe)).num_units is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (state.num_done, state.num_units, state.condition) == (3, 12, "policy / default / context 0")
+    probe_process.cancel(probe)
+    wait_until_ended(tmp_path, "slow")
+
+
+def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path) -> None:
+    from driftscope_app import probe_process
+
+    folder = tmp_path / ".probes" / "old"
+    folder.mkdir(parents=True)
+    record = {"command": "driftscope probe", "out": str(tmp_path / "old.drift"), "pid": os.getpid(), "started_at": 0.0}
+    (folder / "process.json").write_text(json.dumps(record))
+    [probe] = probe_process.list_probes(tmp_path)
+    assert probe_process.state(probe).status == "failed"
+    probe_process.cancel(probe)  # must not touch this very process
