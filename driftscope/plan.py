@@ -6,13 +6,14 @@ Knows files and names; what is measured from it is a `probes.conditions.Job`. Pa
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
-from driftscope.prompts import read_prompts
+from driftscope.prompts import read_prompts, redact_prompts, redact_text
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.errors import InputError
 
@@ -65,6 +66,7 @@ class Plan(BaseModel):
         for name, path in self.system_prompt.items():
             if path is None and name not in BUILT_IN_SYSTEM_PROMPTS:
                 raise ValueError(
+    redact: bool = Field(False, description="put placeholders for e-mail addresses, phone numbers, keys, IPs, cards")
                     f"system prompt {name!r} needs a file (built in: {', '.join(BUILT_IN_SYSTEM_PROMPTS)})"
                 )
         for name, path in self.template.items():
@@ -78,7 +80,7 @@ class Plan(BaseModel):
         path = Path(self.prompts) if self.prompts else sample / "user_turns.jsonl"  # type: ignore[operator]
         file = read_prompts(path, format=self.prompt_format)
         prompts = file.prompts[: self.num_prompts]
-        notes = [f"{path.name}: {note} ({count} prompts)" for note, count in file.notes.items()]
+        notes = file.report() if self.prompts else []
         documents: list[str] = []
         if any(self.context_tokens):
             paths = [Path(d) for d in self.documents] or sorted((sample / "documents").glob("*.txt"))  # type: ignore[operator]
@@ -87,13 +89,17 @@ class Plan(BaseModel):
             target=resolve_target(self.target),
             drafters={name: resolve_drafter(where) for name, where in self.drafter.items()},
             prompts=prompts,
-            system_prompts=self._system_prompts(prompts),
-            templates=[
-                Template(name=name, source=name if path is None else read_text(Path(path), "template"))
-                for name, path in (self.template or {"default": None}).items()
-            ],
+            system_prompts=self._system_prompts(prompts, system_prompts, path),
+            templates=self._templates(prompts),
             context_tokens=sorted(set(self.context_tokens)),
             documents=documents,
+        system_prompts = {
+            name: None if file is None else read_text(Path(file), "system prompt").strip()
+            for name, file in self.system_prompt.items()
+        }
+        if self.redact:
+            prompts, system_prompts, documents, note = _redacted(prompts, system_prompts, documents)
+            notes.append(note)
             engine=self.engine,
             depth=self.depth,
             max_new_tokens=self.max_new_tokens,
@@ -109,12 +115,52 @@ class Plan(BaseModel):
         )
         return job, notes
 
-    def _system_prompts(self, prompts: tuple[PromptInput, ...]) -> list[SystemPrompt]:
-        """Left out: the prompts' own system turns where there are any, else the template's default."""
-        has_own = any(m.get("role") in ("system", "developer") for p in prompts for m in p.messages)
-        asked = self.system_prompt or {"prompt" if has_own else "default": None}
+    def _system_prompts(
+        self, prompts: Sequence[PromptInput], given: Mapping[str, str | None], path: Path
+    ) -> list[SystemPrompt]:
+        """Left out: the prompts' own system turns where there are any, else the template's default.
+
+        `prompt` becomes one system prompt for each name that the prompts' own ones have. Raises InputError where the
+        prompts are rendered already and a condition would have to change them.
+        """
+        if any(p.is_rendered for p in prompts):
+            if not all(p.is_rendered for p in prompts):
+                raise InputError(
+                    "some prompts are rendered already, others are messages: they cannot share a condition",
+                    code="rendered_prompts",
+                    where=str(path),
+                    remedy="split the file",
+                )
+            if given or any(self.context_tokens) or set(self.template) - {"raw"}:
+                raise InputError(
+                    "the prompts are rendered already: no system prompt, template or document can be put into them",
+                    code="rendered_prompts",
+                    where=str(path),
+                    remedy="leave --system-prompt, --template and --context-tokens out, or give the prompts as messages",
+                )
+            return [SystemPrompt(name="prompt")]
+        own = list(dict.fromkeys(p.system_prompt_name or "prompt" for p in prompts))
+        has_own = own != ["prompt"] or any(
+            m.get("role") in ("system", "developer") for p in prompts for m in p.messages
+        )
+        asked = dict(given) or {"prompt" if has_own else "default": None}
+        names = [(name, text) for name, text in asked.items() if name != "prompt"]
+        if "prompt" in asked:
+            names += [(name, None) for name in own]
+        twice = next((name for name, _ in names if [n for n, _ in names].count(name) > 1), None)
+        if twice is not None:
+            raise InputError(
+                f"the system prompt name {twice!r} is also that of prompts in the file",
+                code="duplicate_system_prompt",
+                where=str(path),
+                remedy="give the system prompt another name",
+            )
+        return [SystemPrompt(name=name, text=text) for name, text in names]
+
+    def _templates(self, prompts: Sequence[PromptInput]) -> list[Template]:
+        asked = self.template or {"raw" if any(p.is_rendered for p in prompts) else "default": None}
         return [
-            SystemPrompt(name=name, text=None if path is None else read_text(Path(path), "system prompt").strip())
+            Template(name=name, source=name if path is None else read_text(Path(path), "template"))
             for name, path in asked.items()
         ]
 
@@ -132,6 +178,26 @@ def read_text(path: Path, what: str) -> str:
             f"the {what} cannot be read: {error.strerror}",
             code="file_not_readable",
             where=str(path),
+def _redacted(
+    prompts: Sequence[PromptInput], system_prompts: Mapping[str, str | None], documents: Sequence[str]
+) -> tuple[tuple[PromptInput, ...], dict[str, str | None], list[str], str]:
+    """Everything that will be rendered, and a sentence that says how much was taken out."""
+    redacted, found, num_prompts = redact_prompts(prompts)
+    texts: dict[str, str | None] = dict(system_prompts)
+    for name, text in system_prompts.items():
+        if text is not None:
+            texts[name], count = redact_text(text)
+            found += count
+    pages = []
+    for document in documents:
+        page, count = redact_text(document)
+        pages.append(page)
+        found += count
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(found.items())) or "nothing found"
+    note = f"redacted before rendering: {kinds} ({num_prompts} of {len(prompts)} prompts changed)"
+    return redacted, texts, pages, note
+
+
             remedy="check the path",
         ) from error
     except UnicodeDecodeError as error:

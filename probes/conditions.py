@@ -11,24 +11,46 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class PromptInput:
-    """One prompt. `messages` without the system prompt of the condition; a response makes it forced."""
+    """One prompt. `messages` without the system prompt of the condition; a response makes it forced.
+
+    `text` or `token_ids`: already rendered, then `messages` is empty and no template is applied.
+    """
 
     prompt_id: str
     messages: tuple[Mapping[str, object], ...]
     category: str | None = None
     tools: tuple[Mapping[str, object], ...] = ()
     response: str | None = None
-    token_ids: tuple[int, ...] | None = None  # an already rendered prompt; then `messages` is empty
+    response_token_ids: tuple[int, ...] | None = None  # in place of `response`
+    text: str | None = None  # as the target gets it, but for a BOS token
+    token_ids: tuple[int, ...] | None = None
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    system_prompt_name: str | None = None  # of its own system turn, e.g. "support@7"; None: "prompt"
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether no template is to be applied any more."""
+        return self.text is not None or self.token_ids is not None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether it comes with a response that is replayed."""
+        return self.response is not None or self.response_token_ids is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemPrompt:
     """`text` None with name "none": no system text reaches the target; None with "default": the template's own; None with
-    "prompt": the prompt's own system turn is kept."""
+    another name: the prompts' own system turns are kept, of those prompts whose `system_prompt_name` it is ("prompt":
+    of those without such a name)."""
 
     name: str
     text: str | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether prompts keep their own system turns."""
+        return self.text is None and self.name not in ("none", "default")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,4 +125,12 @@ class Cell:
 
 
 def cells(job: Job) -> list[Cell]:
+def prompts_of(job: Job, cell: Cell) -> list[PromptInput]:
+    """The prompts that are measured in this cell: all, or those whose own system prompt names it."""
+    system_prompt = cell.system_prompt
+    if not system_prompt.is_own:
+        return list(job.prompts)
+    return [p for p in job.prompts if (p.system_prompt_name or "prompt") == system_prompt.name]
+
+
     return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]

@@ -19,7 +19,7 @@ from probes.chain import SlotCache, prefill
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
-from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells
+from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells, prompts_of
 from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
 from probes.interventions.base import DrafterIntervention, TargetFacts
@@ -133,7 +133,7 @@ def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: 
     messages = [dict(m) for m in prompt.messages]
     if cell.system_prompt.text is not None:
         messages = [{"role": "system", "content": cell.system_prompt.text}, *_without_system(messages)]
-    elif cell.system_prompt.name in ("none", "default"):
+    elif not cell.system_prompt.is_own:
         messages = _without_system(messages)
 
     def rendered(turns: list[dict[str, object]]) -> Rendered:
@@ -170,15 +170,29 @@ def shared_prefix_tokens(prompts: Sequence[np.ndarray]) -> int:
 
 
 def check_job(job: Job, models: Models) -> None:
-    """Raises InputError when a text cannot fit: the longest prompt of each condition at the longest context."""
-    longest = max(job.prompts, key=lambda p: sum(len(str(m.get("content"))) for m in p.messages))
+    """Raises InputError when a text cannot fit: of each condition the longest prompt, at the longest context, and the
+    longest answer to be replayed; and for token ids that the target has not."""
+    target = models.target
+    for prompt in job.prompts:
+        for token_ids in (prompt.token_ids or (), prompt.response_token_ids or ()):
+            _check_token_ids(target, token_ids, prompt.prompt_id)
     num_context = max(job.context_tokens)
-    document = insert_context(job.documents, num_context, models.target.tokenizer) if num_context else None
+    document = insert_context(job.documents, num_context, target.tokenizer) if num_context else None
     for cell in cells(job):
         if cell.context_tokens == num_context:
-            rendered = render_or_take(models.target, longest, cell, document)
-            num_tokens = len(rendered.token_ids) + job.max_new_tokens + job.depth + 1
-            models.target.check_length(num_tokens, f"condition {cell}, prompt {longest.prompt_id}")
+            prompts = prompts_of(job, cell)
+            lengths = [(_num_characters(p), len(p.response or p.response_token_ids or ())) for p in prompts]
+            longest = max(range(len(prompts)), key=lambda i: lengths[i][0])
+            longest_text = max(range(len(prompts)), key=lambda i: sum(lengths[i]))
+            for prompt in (prompts[i] for i in {longest, longest_text}):
+                head = len(render_or_take(target, prompt, cell, document).token_ids)
+                rest = len(_response_ids(target, prompt)) if prompt.is_forced else job.max_new_tokens + job.depth + 1
+                target.check_length(head + rest, f"condition {cell}, prompt {prompt.prompt_id}")
+
+
+def _num_characters(prompt: PromptInput) -> int:
+    """Of what the prompt brings, or its token ids: only to find the longest of several."""
+    return len(prompt.token_ids or prompt.text or ()) + sum(len(str(m.get("content"))) for m in prompt.messages)
 
 
 def run_job(
@@ -191,7 +205,7 @@ def run_job(
 ) -> SelfCheck:
     """Measures everything that is not done yet. Raises SelfCheckError when the numbers contradict themselves."""
     check = SelfCheck()
-    num_units = len(cells(job)) * len(job.prompts) * len(models.drafters)
+    num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(models.drafters)
     num_done = 0
     documents: dict[int, str | None] = {}
     for cell in cells(job):
@@ -206,8 +220,9 @@ def run_job(
             return all(is_done(d.name, key, prompt_id) for d in models.drafters)
 
         on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
-        if all(is_measured(p.prompt_id) for p in job.prompts):
-            num_done += len(job.prompts) * len(models.drafters)
+        prompts = prompts_of(job, cell)
+        if all(is_measured(p.prompt_id) for p in prompts):
+            num_done += len(prompts) * len(models.drafters)
             continue
         for batch, shared in texts_of(job, models, cell, documents[cell.context_tokens], is_measured):
             for prompt, trace in batch:
@@ -240,8 +255,8 @@ def texts_of(
 
     Batches do not depend on what is measured already: a resumed run decodes the same batches, hence the same texts.
     """
-    target = models.target
-    rendered = {p.prompt_id: render_or_take(target, p, cell, document) for p in job.prompts}
+    target, prompts = models.target, prompts_of(job, cell)
+    rendered = {p.prompt_id: render_or_take(target, p, cell, document) for p in prompts}
     num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
     some = next(iter(rendered.values())).token_ids
     prefix = target.prefill(some[:num_shared])
@@ -252,7 +267,7 @@ def texts_of(
     }
     shared = Shared(prefix, slots)
     sampler = Sampler(job.temperature, job.seed)
-    for batch in _batches(job, target, [p for p in job.prompts if p.response is None], rendered):
+    for batch in _batches(job, target, [p for p in prompts if not p.is_forced], rendered):
         if all(is_measured(p.prompt_id) for p in batch):
             continue
         traces = target.write(
@@ -265,11 +280,10 @@ def texts_of(
         )
         pairs = zip(batch, traces, strict=True)
         yield [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs], shared
-    for prompt in job.prompts:
-        if prompt.response is not None and not is_measured(prompt.prompt_id):
+    for prompt in prompts:
+        if prompt.is_forced and not is_measured(prompt.prompt_id):
             head = rendered[prompt.prompt_id]
-            response = target.tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
-            text = np.concatenate([head.token_ids, np.asarray(response, np.int32)])
+            text = np.concatenate([head.token_ids, np.asarray(_response_ids(target, prompt), np.int32)])
             trace = target.read(text, len(head.token_ids), prefix=prefix)
             yield [(_prompt_record(prompt, cell, head, trace), trace)], shared
 
@@ -288,6 +302,13 @@ def render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: st
 
 def _batches(
     job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
+    """The prompt rendered, or what came rendered already."""
+    if prompt.text is not None:
+        taken = render(target.tokenizer, [{"role": "user", "content": prompt.text}], template="raw")
+        user, unknown = TEXT_REGIONS.index("user"), TEXT_REGIONS.index("unknown")
+        note = "the prompt came rendered: no template was applied, its regions are unknown"
+        region = np.where(taken.region == user, np.uint8(unknown), taken.region)
+        return replace(taken, region=region, notes=(note, *(n for n in taken.notes if not n.startswith("messages[0]"))))
 ) -> Iterator[list[PromptInput]]:
     """Batches of prompts; of equal length where the target cannot pad."""
     if target.can_pad:
@@ -299,6 +320,24 @@ def _batches(
 
         groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
     for group in groups:
+def _response_ids(target: Target, prompt: PromptInput) -> Sequence[int]:
+    """The answer that came with the prompt, as token ids."""
+    if prompt.response_token_ids is not None:
+        return prompt.response_token_ids
+    ids: list[int] = target.tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _check_token_ids(target: Target, token_ids: Sequence[int], prompt_id: str) -> None:
+    if max(token_ids, default=0) >= target.config.vocab_size:
+        raise InputError(
+            f"token id {max(token_ids)} is outside the target's vocabulary of {target.config.vocab_size}",
+            code="bad_token_id",
+            where=f"prompt {prompt_id}",
+            remedy="give token ids of this target's tokenizer",
+        )
+
+
         for begin in range(0, len(group), job.batch_size):
             yield group[begin : begin + job.batch_size]
 

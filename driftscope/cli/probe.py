@@ -28,7 +28,7 @@ def probe(
     ] = None,
     prompts: Annotated[
         str | None,
-        typer.Option(help="Prompt file (chat JSON Lines, MT-Bench turns, text); left out: built-in user turns."),
+        typer.Option(help="Prompt file (chats, batches, benchmarks, logs, text); left out: built-in user turns."),
     ] = None,
     prompt_format: Annotated[str | None, typer.Option(help="Format of the prompt file; left out: detected.")] = None,
     num_prompts: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
@@ -73,6 +73,10 @@ def probe(
     json: Json = False,
 ) -> None:
     """Measure drafters under system prompts, templates and context lengths: writes a run.
+    redact: Annotated[
+        bool | None,
+        typer.Option(help="Put placeholders for e-mail addresses, phone numbers, keys, IPs and card numbers first."),
+    ] = None,
 
     Exit codes: 0; 2 unusable input; 3 the numbers contradict themselves (self-check).
     """
@@ -111,6 +115,7 @@ def probe(
                 where=str(plan or "driftscope probe"),
                 remedy=f"add {flag} (the built-in ones are called demo)",
             )
+        "redact": redact,
     make_run(make_plan(options, where=str(plan or "options")), out, resume=resume, overwrite=overwrite, as_json=json)
 
 

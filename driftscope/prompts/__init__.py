@@ -1,8 +1,10 @@
-"""Readers for the prompt files people have: one small file per format, registered in `FORMATS`.
+"""Readers for the prompt files people have: one small file per family of formats, registered in `FORMATS`.
 
-A reader turns one file into `PromptInput`s and reports what it left out. Knows nothing of templates, models or runs.
+A reader turns one line into `PromptInput`s and says what it left out or changed; `redact` takes personal and secret
+text out before anything else sees it. Knows nothing of templates, models or runs.
 """
 
 from driftscope.prompts.read import FORMATS, PromptFile, read_prompts
+from driftscope.prompts.redact import redact_prompts, redact_text
 
-__all__ = ["FORMATS", "PromptFile", "read_prompts"]
+__all__ = ["FORMATS", "PromptFile", "read_prompts", "redact_prompts", "redact_text"]

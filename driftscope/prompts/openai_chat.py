@@ -1,6 +1,7 @@
-"""OpenAI chat JSON Lines: {"messages": [{"role", "content"}, ...], "tools"?, "chat_template_kwargs"?, "category"?, "id"?}.
+"""OpenAI chat JSON Lines, the same with a category (Nemo-Skills), and Parquet with a column of messages.
 
-A last assistant turn is a response that somebody has written: it is replayed as forced text.
+{"messages": [{"role", "content"}, ...], "tools"?, "chat_template_kwargs"?, "category"?, "id"?}; `prompt` in place of
+`messages` where it is such a list. A last assistant turn is a response that somebody has written: it is replayed.
 """
 
 from __future__ import annotations
@@ -8,47 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from driftscope.prompts.line import Line
-from probes.conditions import PromptInput
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
+from driftscope.prompts.conversation import prompt_from
+from driftscope.prompts.line import Line, Reading
 
 
 def matches(item: Mapping[str, Any]) -> bool:
-    return isinstance(item.get("messages"), list)
+    messages = _messages(item)
+    return isinstance(messages, list) or (isinstance(messages, str) and messages.lstrip().startswith("["))
 
 
-def read(line: Line) -> tuple[PromptInput, tuple[str, ...]]:
-    messages = line.item.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise line.bad("has no list of messages")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise line.bad(f"has a message {index} without one of the roles {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
-            raise line.bad(f"has a message {index} whose content is neither text nor a list of parts")
-    response = None
-    if messages[-1]["role"] == "assistant":
-        response = messages[-1].get("content")
-        messages = messages[:-1]
-        if not isinstance(response, str) or not response:
-            raise line.bad("ends with an assistant turn without text")
-    if not any(m["role"] == "user" for m in messages):
-        raise line.bad("has no user turn")
-    tools, options = line.item.get("tools") or [], line.item.get("chat_template_kwargs") or {}
-    if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
-        raise line.bad("has tools that are no list of objects")
-    if not isinstance(options, dict):
-        raise line.bad("has chat_template_kwargs that are no object")
-    category = line.item.get("category")
-    return (
-        PromptInput(
-            prompt_id=line.id_of("id", "prompt_id", "custom_id"),
-            messages=tuple(messages),
-            category=category if isinstance(category, str) else None,
-            tools=tuple(tools),
-            response=response,
-            chat_template_kwargs=options,
-        ),
-        (),
+def read(line: Line) -> Reading:
+    return prompt_from(
+        line,
+        _messages(line.item),
+        tools=line.item.get("tools") or None,
+        options=line.item.get("chat_template_kwargs"),
+        category=line.label_of("category"),
     )
+
+
+def _messages(item: Mapping[str, Any]) -> object:
+    if "messages" in item:
+        return item["messages"]
+    prompt = item.get("prompt")
+    return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from driftscope.prompts.line import label
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
@@ -11,4 +12,4 @@ from probes.errors import InputError
 def read(path: Path, text: str) -> PromptInput:
     if not text.strip():
         raise InputError("the file is empty", code="no_prompts", where=str(path), remedy="write a prompt into it")
-    return PromptInput(prompt_id=path.stem, messages=({"role": "user", "content": text.strip()},))
+    return PromptInput(prompt_id=label(path.stem), messages=({"role": "user", "content": text.strip()},))

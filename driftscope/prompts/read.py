@@ -2,151 +2,132 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from driftscope.prompts import openai_chat, plain_text, turns
-from driftscope.prompts.line import Line, bad_line
+from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
+from driftscope.prompts.line import Line, Reading, bad_line
+from driftscope.prompts.rows import check_file, read_lines, read_text
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
-MAX_FILE_BYTES = 1 << 30
+TEXT = "text"
+TEXT_SUFFIXES = (".txt", ".md")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """`matches` looks at one parsed object; `read` turns it into a prompt, or raises InputError naming the line."""
+    """`matches` looks at one parsed object; `read` turns it into prompts, or raises InputError naming the line."""
 
     name: str
     matches: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Line], tuple[PromptInput, tuple[str, ...]]]
+    read: Callable[[Line], Reading]
 
 
 FORMATS = {
-    f.name: f
-    for f in (
-        Format(name="openai-chat", matches=openai_chat.matches, read=openai_chat.read),
-        Format(name="turns", matches=turns.matches, read=turns.read),
+    name: Format(name=name, matches=matches, read=read)
+    for name, matches, read in (
+        ("openai-batch", openai_requests.matches_batch, openai_requests.read_batch),
+        ("langfuse", logs.matches_langfuse, logs.read_langfuse),
+        ("litellm", logs.matches_litellm, logs.read_litellm),
+        ("openai-chat", openai_chat.matches, openai_chat.read),
+        ("openai-responses", openai_requests.matches_responses, openai_requests.read_request),
+        ("conversations", conversations.matches, conversations.read),
+        ("turns", turns.matches, turns.read),
+        ("aiperf-multi-turn", benchmarks.matches_multi_turn, benchmarks.read_multi_turn),
+        ("preformatted", conversations.matches_preformatted, conversations.read_preformatted),
+        ("aiperf-single-turn", benchmarks.matches_single_turn, benchmarks.read_single_turn),
+        ("token-ids", benchmarks.matches_token_ids, benchmarks.read_token_ids),
+        ("openai-completions", openai_requests.matches_completions, openai_requests.read_request),
+        ("bench-custom", benchmarks.matches_custom, benchmarks.read_custom),
+        ("trace", benchmarks.matches_trace, benchmarks.read_trace),
     )
 }
-"""Line formats by name, tried in this order; plain text is told by the file's name."""
+"""Line formats by name, tried in this order on the first object; plain text is told by the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile:
-    """`notes`: sentences on what was left out, with the number of prompts that each concerns."""
+    """`notes`: what was changed or not used, `left_out`: why lines gave no prompt; each sentence with its count."""
 
     path: Path
     format: str
     prompts: tuple[PromptInput, ...]
     notes: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def report(self) -> list[str]:
+        """What was read, what was left out and why, as sentences."""
+        num_forced = sum(prompt.is_forced for prompt in self.prompts)
+        head = f"{self.path.name}: {len(self.prompts)} prompts read as {self.format}"
+        return [
+            f"{head}, {num_forced} with an answer that is replayed" if num_forced else head,
+            *(f"{self.path.name}: left out: {reason} ({count} lines)" for reason, count in self.left_out.items()),
+            *(f"{self.path.name}: {note} ({count} lines)" for note, count in self.notes.items()),
+        ]
 
 
 def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
-    """Every prompt of a file. `format` overrides the detection.
+    """Every prompt of a file. `format` (a name of `FORMATS`, or "text") overrides the detection.
 
     Raises InputError naming file and line for anything that cannot be read: nothing is skipped in silence.
     """
-    if not path.is_file():
+    check_file(path, what="prompt file", option="--prompts")
+    if format == TEXT or (format is None and path.suffix.lower() in TEXT_SUFFIXES):
+        return PromptFile(path=path, format=TEXT, prompts=(plain_text.read(path, read_text(path)),))
+    if format is not None and format not in FORMATS:
         raise InputError(
-            "there is no such prompt file", code="prompts_not_found", where=str(path), remedy="check --prompts"
-        )
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InputError(
-            f"the file has more than {MAX_FILE_BYTES >> 20} MiB",
-            code="prompts_too_large",
+            f"there is no prompt format {format!r}",
+            code="unknown_prompt_format",
             where=str(path),
-            remedy="take a sample of it",
+            remedy=f"one of {', '.join([*FORMATS, TEXT])}, or leave it out to have it detected",
         )
-    if format is None and path.suffix.lower() in (".txt", ".md"):
-        return PromptFile(path=path, format="text", prompts=(plain_text.read(path, _text(path)),))
-    lines = list(_lines(path))
-    if not lines:
-        raise InputError("the file holds no prompt", code="no_prompts", where=str(path), remedy="see docs on formats")
-    chosen = _format(lines[0], format)
+    chosen = FORMATS[format] if format is not None else None
     prompts: list[PromptInput] = []
-    notes: dict[str, int] = {}
-    for line in lines:
-        prompt, said = chosen.read(line)
-        prompts.append(prompt)
-        for note in said:
-            notes[note] = notes.get(note, 0) + 1
-    _check_ids(path, prompts)
-    return PromptFile(path=path, format=chosen.name, prompts=tuple(prompts), notes=notes)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
+    notes: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for line in read_lines(path):
+        chosen = chosen or _detected(line)
+        reading = chosen.read(line)
+        prompts += reading.prompts
+        notes.update(reading.notes)
+        if reading.left_out:
+            reasons[reading.left_out] += 1
+    if not prompts or chosen is None:
+        why = "; ".join(f"{reason} ({count} lines)" for reason, count in reasons.items())
         raise InputError(
-            f"the file is not UTF-8 (byte {error.start})",
-            code="prompts_not_utf8",
+            f"every line was left out: {why}" if why else "the file holds no prompt",
+            code="no_prompts",
             where=str(path),
-            remedy="convert it to UTF-8",
-        ) from error
+            remedy="give a file with at least one prompt that can be measured",
+        )
+    _check_ids(path, prompts)
+    return PromptFile(path=path, format=chosen.name, prompts=tuple(prompts), notes=dict(notes), left_out=dict(reasons))
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    """JSON Lines, or one JSON array."""
-    text = _text(path)
-    if text.lstrip().startswith("["):
-        try:
-            items = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"the JSON array cannot be read: {error}", code="bad_prompt_file", where=str(path), remedy="mend it"
-            ) from error
-        for number, item in enumerate(items, start=1):
-            yield _line(path, number, item, "item")
-        return
-    for number, raw in enumerate(text.split("\n"), start=1):
-        if raw.strip():
-            try:
-                item = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                raise bad_line(path, number, f"is no JSON: {error}") from error
-            yield _line(path, number, item, "line")
-
-
-def _line(path: Path, number: int, item: object, kind: str) -> Line:
-    if not isinstance(item, dict):
-        raise bad_line(path, number, f"is a {type(item).__name__}, not an object", kind=kind)
-    return Line(path=path, number=number, item=item, kind=kind)
-
-
-def _format(first: Line, name: str | None) -> Format:
-    if name is not None:
-        if name not in FORMATS:
-            raise InputError(
-                f"there is no prompt format {name!r}",
-                code="unknown_prompt_format",
-                where=str(first.path),
-                remedy=f"one of {', '.join(FORMATS)}, or leave it out to have it detected",
-            )
-        return FORMATS[name]
+def _detected(first: Line) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(first.item):
             return candidate
+    keys = ", ".join(repr(key) for key in list(first.item)[:8])
     raise bad_line(
         first.path,
         first.number,
-        f"has the keys {sorted(first.item)[:8]}, which no known format has",
-        remedy=f"known: {', '.join(FORMATS)} (JSON Lines or a JSON array), and text files",
+        f"has the keys {keys}, which no known format has",
+        kind=first.kind,
+        remedy=f"known: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files",
     )
 
 
 def _check_ids(path: Path, prompts: list[PromptInput]) -> None:
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.prompt_id in seen:
-            raise InputError(
-                f"the prompt id {prompt.prompt_id!r} occurs twice",
-                code="duplicate_prompt_id",
-                where=str(path),
-                remedy="give every prompt its own id",
-            )
-        seen.add(prompt.prompt_id)
+    [(prompt_id, count)] = Counter(prompt.prompt_id for prompt in prompts).most_common(1)
+    if count > 1:
+        raise InputError(
+            f"the prompt id {prompt_id!r} occurs {count} times",
+            code="duplicate_prompt_id",
+            where=str(path),
+            remedy="give every prompt its own id",
+        )
