@@ -59,6 +59,7 @@ class Plan(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("cpu", description="torch device, e.g. cuda")
     text: bool = Field(True, description="store prompt text and token ids; without: hashes only")
+    redact: bool = Field(False, description="put placeholders for e-mail addresses, phone numbers, keys, IPs, cards")
     trust_remote_code: bool = Field(False, description="let the target's repository run its own code")
 
     @model_validator(mode="after")
@@ -66,7 +67,6 @@ class Plan(BaseModel):
         for name, path in self.system_prompt.items():
             if path is None and name not in BUILT_IN_SYSTEM_PROMPTS:
                 raise ValueError(
-    redact: bool = Field(False, description="put placeholders for e-mail addresses, phone numbers, keys, IPs, cards")
                     f"system prompt {name!r} needs a file (built in: {', '.join(BUILT_IN_SYSTEM_PROMPTS)})"
                 )
         for name, path in self.template.items():
@@ -85,6 +85,13 @@ class Plan(BaseModel):
         if any(self.context_tokens):
             paths = [Path(d) for d in self.documents] or sorted((sample / "documents").glob("*.txt"))  # type: ignore[operator]
             documents = [read_text(p, "document") for p in paths]
+        system_prompts = {
+            name: None if file is None else read_text(Path(file), "system prompt").strip()
+            for name, file in self.system_prompt.items()
+        }
+        if self.redact:
+            prompts, system_prompts, documents, note = _redacted(prompts, system_prompts, documents)
+            notes.append(note)
         job = Job(
             target=resolve_target(self.target),
             drafters={name: resolve_drafter(where) for name, where in self.drafter.items()},
@@ -93,13 +100,6 @@ class Plan(BaseModel):
             templates=self._templates(prompts),
             context_tokens=sorted(set(self.context_tokens)),
             documents=documents,
-        system_prompts = {
-            name: None if file is None else read_text(Path(file), "system prompt").strip()
-            for name, file in self.system_prompt.items()
-        }
-        if self.redact:
-            prompts, system_prompts, documents, note = _redacted(prompts, system_prompts, documents)
-            notes.append(note)
             engine=self.engine,
             depth=self.depth,
             max_new_tokens=self.max_new_tokens,
@@ -165,19 +165,6 @@ class Plan(BaseModel):
         ]
 
 
-def read_text(path: Path, what: str) -> str:
-    """A UTF-8 text file. Raises InputError naming it."""
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise InputError(
-                f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
-            )
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(
-            f"the {what} cannot be read: {error.strerror}",
-            code="file_not_readable",
-            where=str(path),
 def _redacted(
     prompts: Sequence[PromptInput], system_prompts: Mapping[str, str | None], documents: Sequence[str]
 ) -> tuple[tuple[PromptInput, ...], dict[str, str | None], list[str], str]:
@@ -198,6 +185,19 @@ def _redacted(
     return redacted, texts, pages, note
 
 
+def read_text(path: Path, what: str) -> str:
+    """A UTF-8 text file. Raises InputError naming it."""
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise InputError(
+                f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
+            )
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(
+            f"the {what} cannot be read: {error.strerror}",
+            code="file_not_readable",
+            where=str(path),
             remedy="check the path",
         ) from error
     except UnicodeDecodeError as error:

@@ -124,7 +124,6 @@ class Cell:
         return f"{self.system_prompt.name} / {self.template.name} / context {self.context_tokens}"
 
 
-def cells(job: Job) -> list[Cell]:
 def prompts_of(job: Job, cell: Cell) -> list[PromptInput]:
     """The prompts that are measured in this cell: all, or those whose own system prompt names it."""
     system_prompt = cell.system_prompt
@@ -133,4 +132,5 @@ def prompts_of(job: Job, cell: Cell) -> list[PromptInput]:
     return [p for p in job.prompts if (p.system_prompt_name or "prompt") == system_prompt.name]
 
 
+def cells(job: Job) -> list[Cell]:
     return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]

@@ -289,6 +289,13 @@ def texts_of(
 
 
 def render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+    """The prompt rendered, or what came rendered already."""
+    if prompt.text is not None:
+        taken = render(target.tokenizer, [{"role": "user", "content": prompt.text}], template="raw")
+        user, unknown = TEXT_REGIONS.index("user"), TEXT_REGIONS.index("unknown")
+        note = "the prompt came rendered: no template was applied, its regions are unknown"
+        region = np.where(taken.region == user, np.uint8(unknown), taken.region)
+        return replace(taken, region=region, notes=(note, *(n for n in taken.notes if not n.startswith("messages[0]"))))
     if prompt.token_ids is None:
         return render_prompt(target.tokenizer, prompt, cell, document)
     ids = np.asarray(prompt.token_ids, np.int32)
@@ -300,26 +307,6 @@ def render_or_take(target: Target, prompt: PromptInput, cell: Cell, document: st
     )
 
 
-def _batches(
-    job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
-    """The prompt rendered, or what came rendered already."""
-    if prompt.text is not None:
-        taken = render(target.tokenizer, [{"role": "user", "content": prompt.text}], template="raw")
-        user, unknown = TEXT_REGIONS.index("user"), TEXT_REGIONS.index("unknown")
-        note = "the prompt came rendered: no template was applied, its regions are unknown"
-        region = np.where(taken.region == user, np.uint8(unknown), taken.region)
-        return replace(taken, region=region, notes=(note, *(n for n in taken.notes if not n.startswith("messages[0]"))))
-) -> Iterator[list[PromptInput]]:
-    """Batches of prompts; of equal length where the target cannot pad."""
-    if target.can_pad:
-        groups = [list(prompts)]
-    else:
-
-        def length(prompt: PromptInput) -> int:
-            return len(rendered[prompt.prompt_id].token_ids)
-
-        groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
-    for group in groups:
 def _response_ids(target: Target, prompt: PromptInput) -> Sequence[int]:
     """The answer that came with the prompt, as token ids."""
     if prompt.response_token_ids is not None:
@@ -338,6 +325,19 @@ def _check_token_ids(target: Target, token_ids: Sequence[int], prompt_id: str) -
         )
 
 
+def _batches(
+    job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
+) -> Iterator[list[PromptInput]]:
+    """Batches of prompts; of equal length where the target cannot pad."""
+    if target.can_pad:
+        groups = [list(prompts)]
+    else:
+
+        def length(prompt: PromptInput) -> int:
+            return len(rendered[prompt.prompt_id].token_ids)
+
+        groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
+    for group in groups:
         for begin in range(0, len(group), job.batch_size):
             yield group[begin : begin + job.batch_size]
 

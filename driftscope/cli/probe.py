@@ -64,6 +64,10 @@ def probe(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16. [float32]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]")] = None,
     text: Annotated[bool | None, typer.Option("--text/--no-text", help="Store prompt text, or hashes only.")] = None,
+    redact: Annotated[
+        bool | None,
+        typer.Option(help="Put placeholders for e-mail addresses, phone numbers, keys, IPs and card numbers first."),
+    ] = None,
     trust_remote_code: Annotated[
         bool | None, typer.Option(help="Let the target's repository run its own code.")
     ] = None,
@@ -73,10 +77,6 @@ def probe(
     json: Json = False,
 ) -> None:
     """Measure drafters under system prompts, templates and context lengths: writes a run.
-    redact: Annotated[
-        bool | None,
-        typer.Option(help="Put placeholders for e-mail addresses, phone numbers, keys, IPs and card numbers first."),
-    ] = None,
 
     Exit codes: 0; 2 unusable input; 3 the numbers contradict themselves (self-check).
     """
@@ -104,6 +104,7 @@ def probe(
         "dtype": dtype,
         "device": device,
         "text": text,
+        "redact": redact,
         "trust_remote_code": trust_remote_code,
     }
     options |= {name: value for name, value in asked.items() if value is not None}
@@ -115,7 +116,6 @@ def probe(
                 where=str(plan or "driftscope probe"),
                 remedy=f"add {flag} (the built-in ones are called demo)",
             )
-        "redact": redact,
     make_run(make_plan(options, where=str(plan or "options")), out, resume=resume, overwrite=overwrite, as_json=json)
 
 
