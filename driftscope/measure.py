@@ -9,6 +9,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from driftscope.runs.writer import RunWriter
 from driftscope.summary import summarise, write_summary
 from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
-from probes.record import REGIONS
+from probes.interventions.registry import select
+from probes.record import REGIONS, PromptRecord, Record
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -82,7 +84,7 @@ def measure(
     transformers_logging.disable_progress_bar()  # progress is told by the caller
 
     on_status("loading target and drafters")
-    models = load_models(job)
+    models = load_models(replace(job, interventions=("none",)))  # what interventions need more is captured after
     check_job(job, models)
     stored_plan = plan.model_dump(mode="json")
     if resume:
@@ -94,16 +96,35 @@ def measure(
         (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
         for b in writer.complete_batches
     }
+    texts: dict[tuple[str, str, int], list[PromptRecord]] = {}
+
+    def write(record: Record) -> None:
+        writer.write_batch(record)
+        if isinstance(record, PromptRecord) and not plan.text:  # interventions come last, the run forgets the text
+            texts.setdefault((record.system_prompt, record.template, record.context_tokens), []).append(record)
+
     with writer:
         check: SelfCheck = run_job(
             job,
             models,
-            writer.write_batch,
+            write,
             is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
             on_progress=on_progress,
         )
     run = read_run(out)
     write_summary(run, summarise(run))
+    if select(plan.interventions):
+        from driftscope.diagnosis.intervene import intervene
+
+        check.notes += intervene(
+            out,
+            plan.interventions,
+            reference_target=job.reference_target,
+            texts=None if plan.text else texts,
+            models=models,
+            on_status=on_status,
+            on_progress=on_progress,
+        )
     return check
 
 

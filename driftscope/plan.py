@@ -16,6 +16,7 @@ from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts, redact_prompts, redact_text
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.errors import InputError
+from probes.interventions.registry import select
 
 BUILT_IN_SYSTEM_PROMPTS = ("none", "default", "prompt")
 BUILT_IN_TEMPLATES = ("default", "raw")
@@ -55,6 +56,12 @@ class Plan(BaseModel):
     sink_slots: Positive = Field(1, description="how many first slots count as the sink")
     last_tokens: Positive | None = Field(None, description="replay: start chains only at the last so many tokens")
     target_attention: bool = Field(False, description="also compare the drafter's attention with the target's")
+    interventions: list[str] = Field(
+        ["none"], min_length=1, description="changes to try on the finished texts: all, none, or ids"
+    )
+    reference_target: str | None = Field(
+        None, description="target that the drafter was trained for, where this one was changed"
+    )
     batch_size: Positive = Field(8, description="prompts decoded together")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("cpu", description="torch device, e.g. cuda")
@@ -72,6 +79,10 @@ class Plan(BaseModel):
         for name, path in self.template.items():
             if path is None and name not in BUILT_IN_TEMPLATES:
                 raise ValueError(f"template {name!r} needs a file (built in: {', '.join(BUILT_IN_TEMPLATES)})")
+        try:
+            select(self.interventions)
+        except InputError as error:
+            raise ValueError(f"{error.message}; {error.remedy}") from error
         return self
 
     def job(self) -> tuple[Job, list[str]]:
@@ -108,6 +119,8 @@ class Plan(BaseModel):
             sink_slots=self.sink_slots,
             last_tokens=self.last_tokens,
             target_attention=self.target_attention,
+            interventions=tuple(self.interventions),
+            reference_target=None if self.reference_target is None else resolve_target(self.reference_target),
             batch_size=self.batch_size,
             dtype=self.dtype,
             device=self.device,
@@ -225,7 +238,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         if isinstance(options.get(key), list):  # names of built-in ones only
             options[key] = {name: None for name in options[key]}
     for key, value in options.items():
-        if key in ("target", "prompts"):
+        if key in ("target", "reference_target", "prompts"):
             options[key] = absolute(value)
         elif key == "documents" and isinstance(value, list):
             options[key] = [absolute(item) for item in value]

@@ -106,6 +106,7 @@ class SelfCheck:
     num_large_gaps: int = 0  # low precision only: above LOW_PRECISION_GAP_SHARE of the logits' range
     num_ties: int = 0
     num_too_short: int = 0  # prompts whose response has no round
+    notes: list[str] = field(default_factory=list)  # what was asked for and could not be done
 
 
 @dataclass(frozen=True)

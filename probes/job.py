@@ -69,7 +69,7 @@ def load_models(job: Job) -> Models:
         job.target,
         dtype=dtype,
         device=job.device,
-        aux_layer_ids=ids_with_interventions(job, specs.values(), config),
+        aux_layer_ids=ids,
         trust_remote_code=job.trust_remote_code,
     )
     drafters = []
@@ -88,17 +88,30 @@ def load_models(job: Job) -> Models:
                 ),
             )
         )
-    reference = None
-    if job.reference_target is not None and job.interventions:
-        reference = Target.load(
-            job.reference_target,
-            dtype=dtype,
-            device=job.device,
-            aux_layer_ids=ids,
-            trust_remote_code=job.trust_remote_code,
-        )
-        _check_reference(target, reference, job.reference_target)
-    return Models(target, tuple(drafters), reference)
+    return for_interventions(job, Models(target, tuple(drafters)))
+
+
+def for_interventions(job: Job, models: Models) -> Models:
+    """The same models, ready for the job's interventions: further layers captured, the reference target loaded.
+
+    Raises CheckpointError / InputError for a reference target that cannot be loaded or is of another shape.
+    """
+    selected = select(job.interventions)
+    if not selected:
+        return models
+    target = models.target
+    target.capture(ids_with_interventions(job, [d.spec for d in models.drafters], target.config.to_dict()))
+    if job.reference_target is None:
+        return models
+    reference = Target.load(
+        job.reference_target,
+        dtype=getattr(torch, job.dtype),
+        device=job.device,
+        aux_layer_ids=sorted({i for d in models.drafters for i in d.spec.aux_layer_ids}),
+        trust_remote_code=job.trust_remote_code,
+    )
+    _check_reference(target, reference, job.reference_target)
+    return replace(models, reference=reference)
 
 
 def ids_with_interventions(job: Job, specs: Collection[DrafterSpec], config: Mapping[str, Any]) -> list[int]:

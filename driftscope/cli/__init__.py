@@ -18,13 +18,14 @@ from driftscope.cli.app import app as app_command
 from driftscope.cli.check import check
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
 from driftscope.cli.demo import demo
+from driftscope.cli.diagnose import diagnose
 from driftscope.cli.probe import probe
 from driftscope.cli.runs import runs
 from driftscope.cli.schema import schema
 from driftscope.cli.show import show
 from probes.errors import DriftscopeError, InputError
 
-COMMANDS = (demo, check, probe, show, app_command, schema)
+COMMANDS = (demo, check, probe, show, app_command, diagnose, schema)
 GROUPS = {"runs": runs}
 
 # typer brings its own copy of click or imports the real one, depending on its version: take the class from its own tree

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
@@ -15,6 +16,8 @@ from probes.conditions import Progress
 
 if TYPE_CHECKING:
     from driftscope.runs import Run
+
+T = TypeVar("T")
 
 
 class MeasuredRun(BaseModel):
@@ -56,12 +59,7 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
     """
     from driftscope.runs import RunStatus, read_run
 
-    is_there = out.exists() and not overwrite
-    check = None
-    if is_there and resume and _is_complete(out, plan):
-        _say(f"{out} is complete; --overwrite measures it again")
-    else:
-        check = _measure(plan, out, resume=resume and is_there, overwrite=overwrite)
+    check = measured_run(plan, out, resume=resume, overwrite=overwrite)
     run = read_run(out)
     if as_json:
         print_json(MeasureOutput(run=_measured(run), self_check=check))
@@ -75,6 +73,27 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
         _say_check(check)
 
 
+def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
+    """Measures what `out` lacks; None when it is complete already."""
+    from driftscope.measure import measure
+
+    is_there = out.exists() and not overwrite
+    if is_there and resume and _is_complete(out, plan):
+        _say(f"{out} is complete; --overwrite measures it again")
+        return None
+    check = follow(
+        lambda on_status, on_progress: measure(
+            plan,
+            out,
+            resume=resume and is_there,
+            overwrite=overwrite,
+            on_status=on_status,
+            on_progress=on_progress,
+        )
+    )
+    return SelfCheckOutput(**asdict(check))
+
+
 def _is_complete(out: Path, plan: Plan) -> bool:
     from driftscope.runs import RunStatus, read_run
 
@@ -82,12 +101,11 @@ def _is_complete(out: Path, plan: Plan) -> bool:
     return run.status == RunStatus.complete and run.info.plan == plan.model_dump(mode="json")
 
 
-def _measure(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput:
+def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T]) -> T:
+    """Does `work(on_status, on_progress)` with its progress and time left on stderr -> what it returns."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-
-    from driftscope.measure import measure
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # read when torch is first imported: threads that wait by spinning starve each other where the CPU is shared
@@ -113,15 +131,7 @@ def _measure(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfChe
                 stderr.print(f"{progress.num_done}/{progress.num_units} {progress.condition}", soft_wrap=True)
                 last = progress.condition
 
-        check = measure(
-            plan,
-            out,
-            resume=resume,
-            overwrite=overwrite,
-            on_status=lambda text: bar.update(task, description=text),
-            on_progress=on_progress,
-        )
-    return SelfCheckOutput(**asdict(check))
+        return work(lambda text: bar.update(task, description=text), on_progress)
 
 
 def _measured(run: Run) -> MeasuredRun:

@@ -60,6 +60,15 @@ def probe(
     target_attention: Annotated[
         bool | None, typer.Option(help="Also compare the drafter's attention with the target's (target_divergence).")
     ] = None,
+    interventions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|none|ID,...", help="Changes to try on the finished texts (docs/interventions.md). [none]"
+        ),
+    ] = None,
+    reference_target: Annotated[
+        str | None, typer.Option(help="Target that the drafter was trained for, where this one was changed.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts decoded together. [8]")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16. [float32]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]")] = None,
@@ -89,7 +98,7 @@ def probe(
         "num_prompts": num_prompts,
         "system_prompt": _named(system_prompt, "--system-prompt", BUILT_IN_SYSTEM_PROMPTS),
         "template": _named(template, "--template", BUILT_IN_TEMPLATES),
-        "context_tokens": _numbers(context_tokens),
+        "context_tokens": numbers(context_tokens),
         "documents": documents,
         "engine": engine,
         "depth": depth,
@@ -100,6 +109,8 @@ def probe(
         "sink_slots": sink_slots,
         "last_tokens": last_tokens,
         "target_attention": target_attention,
+        "interventions": None if interventions is None else [part.strip() for part in interventions.split(",")],
+        "reference_target": reference_target,
         "batch_size": batch_size,
         "dtype": dtype,
         "device": device,
@@ -140,7 +151,8 @@ def _named(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> di
     return named
 
 
-def _numbers(text: str | None) -> list[int] | None:
+def numbers(text: str | None) -> list[int] | None:
+    """"0,1024" -> [0, 1024]. Raises InputError."""
     if text is None:
         return None
     try:

@@ -17,6 +17,7 @@ OUTPUTS = {
     "demo": "driftscope.cli.measuring:MeasureOutput",
     "probe": "driftscope.cli.measuring:MeasureOutput",
     "show": "driftscope.summary:Summary",
+    "diagnose": "driftscope.diagnosis.models:Diagnosis",
     "runs list": "driftscope.runs:RunList",
     "runs recover": "driftscope.runs:Recovery",
     "runs verify": "driftscope.runs:Verification",

@@ -16,6 +16,7 @@ from typing import Any
 RUN_SUFFIX = ".drift"
 PROMPTS = "prompts.parquet"
 INTERVENTIONS = "interventions.parquet"
+TARGET_STATES = "target_states.parquet"
 SUMMARY = "summary.parquet"
 ROUNDS = "rounds"
 DEPTHS = "depths"

@@ -135,6 +135,8 @@ class RunInfo(Stored):
     drafters: list[DrafterInfo] = Field(default_factory=list)
     provenance: Provenance = Field(default_factory=Provenance)
     region_definitions: dict[str, str] = Field(default_factory=dict)  # region -> what it covers in this run
+    interventions: list[str] = Field(default_factory=list)  # ids that were run on every text, as far as they apply
+    reference_target: str | None = None  # what `reference_target` and target_states.parquet compare with
     notes: list[str] = Field(default_factory=list)  # what a reader of the numbers must know
     counts: Counts = Field(default_factory=Counts)
     created_at: str = ""  # ISO 8601, UTC

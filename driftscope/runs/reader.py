@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, part_name, part_numbers
+from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, TARGET_STATES, part_name, part_numbers
 from driftscope.runs.heartbeat import is_being_written
 from driftscope.runs.info import RunInfo, RunStatus, read_info
 from driftscope.runs.parquet import num_rows, read_table
@@ -22,6 +22,7 @@ from driftscope.runs.schema import (
     INTERVENTION_SCHEMA,
     PROMPT_SCHEMA,
     ROUND_SCHEMA,
+    TARGET_STATE_SCHEMA,
     BatchKey,
     PromptKey,
 )
@@ -65,8 +66,15 @@ class Run:
 
     def interventions(self) -> pa.Table:
         """One row per intervention, prompt and depth; empty when none were made."""
-        file = self.path / INTERVENTIONS
-        return read_table(file, INTERVENTION_SCHEMA) if file.exists() else INTERVENTION_SCHEMA.empty_table()
+        return self._small_table(INTERVENTIONS, INTERVENTION_SCHEMA)
+
+    def target_states(self) -> pa.Table:
+        """One row per prompt and target layer: this target beside a reference one; empty without that."""
+        return self._small_table(TARGET_STATES, TARGET_STATE_SCHEMA)
+
+    def _small_table(self, name: str, schema: pa.Schema) -> pa.Table:
+        file = self.path / name
+        return _completed(read_table(file, schema), schema) if file.exists() else schema.empty_table()
 
     def part_files(self, folder: str, schema: pa.Schema) -> list[Path]:
         """Committed parts of `rounds` or `depths`. Raises RunError for the first that cannot be read."""

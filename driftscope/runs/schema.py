@@ -144,8 +144,21 @@ INTERVENTION_SCHEMA = pa.schema(
         pa.field("num_starts", pa.int64(), nullable=False),
         pa.field("accepted", pa.int64(), nullable=False),
         pa.field("baseline_accepted", pa.int64(), nullable=False),
+        pa.field("is_degenerate", pa.bool_()),  # of a text that replaced the prompt's own; null where it stayed
     ]
 )
+
+TARGET_STATE_SCHEMA = pa.schema(
+    [
+        *_PROMPT_KEY,
+        pa.field("aux_layer_id", pa.int32(), nullable=False),
+        pa.field("num_positions", pa.int32(), nullable=False),
+        pa.field("cosine", pa.float32(), nullable=False),
+        pa.field("norm_ratio", pa.float32(), nullable=False),
+        pa.field("gram_similarity", pa.float32(), nullable=False),
+    ]
+)
+"""This run's target beside a reference target, on the same texts (`record.TargetStates`)."""
 
 UNIQUE_STRINGS = ("messages", "messages_sha256", "token_ids_sha256")
 """String columns whose values hardly repeat; all others get Parquet's dictionary encoding, numbers never do."""

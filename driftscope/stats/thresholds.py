@@ -22,3 +22,16 @@ BOOTSTRAP_SEED = 20_260_501
 # Self-checks of a stored run.
 MASS_SUM_TOLERANCE = 1e-3  # per head; attention masses of disjoint regions sum to 1
 FUSION_SUM_TOLERANCE = 1e-5  # times sum |share|; signed shares of the fused state sum to 1
+
+# Diagnosis, in dense tokens_per_round where not said otherwise.
+COUNTED_MIN_GAIN_TOKENS = 0.05  # a smaller gain of an intervention is not counted, however certain
+VERDICT_MIN_TOKENS = 0.15  # a cause that costs less than this makes no verdict
+VERDICT_MIN_ROUNDS = 50  # dense rounds (walk where there is no dense); with fewer nothing is said
+VERDICT_MIN_POSITIONS = 30  # at one depth, before a rule reads a conditional rate there
+DEGENERATE_VERDICT_SHARE = 0.5  # of a condition's prompts
+UNWIRED_MAX_FIRST_ACCEPTANCE = 0.1  # at depth 1 under the reference prompt: no trained drafter is that bad
+DOUBTFUL_MAX_FIRST_ACCEPTANCE = 0.2  # the same beside an error found in the checkpoint
+FEEDBACK_MIN_SHARE_OF_FRESH = 0.5  # acceptance_conditional[2] below this share of fresh there is a feedback_fault
+DRIFT_MIN_RECOVERED_SHARE = 0.5  # of the excess chain_gap that a path patch must recover to be its carrier
+TARGET_MIN_COSINE = 0.9  # mean cosine of this target's states with the reference's; below it they are other states
+ROTATION_MIN_GRAM_SIMILARITY = 0.95  # with a cosine below TARGET_MIN_COSINE: the same states in another basis

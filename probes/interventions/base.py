@@ -5,7 +5,7 @@ Knows no single intervention (`registry`) and not how chains are run (`acceptanc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ class DrafterIntervention(Intervention):
 class TextIntervention(Intervention):
     """Another prompt for the same user turn, answered anew by the target: paired with the original by prompt."""
 
-    def applies(self, cell: Cell, prompts: tuple[PromptInput, ...], template_text: str) -> bool:
+    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
         """Whether this changes a prompt of the condition. `template_text`: the chat template in use, "" for none."""
         raise NotImplementedError
 

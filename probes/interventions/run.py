@@ -14,7 +14,7 @@ import torch
 
 from probes.chain import SlotCache, prefill
 from probes.checkpoint.tensors import load_tensors
-from probes.conditions import Cell, Job, Progress, PromptInput, cells
+from probes.conditions import Cell, Job, Progress, PromptInput, cells, prompts_of
 from probes.drafter.model import Drafter
 from probes.interventions.acceptance import NO_CHANGE, Acceptance, ChainChange, accept
 from probes.interventions.base import (
@@ -190,8 +190,7 @@ class Interventions:
             i
             for i in self.selected
             if isinstance(i, TextIntervention)
-            and self.job.prompts
-            and i.applies(cell, tuple(self.job.prompts), "" if template == "raw" else template)
+            and i.applies(cell, prompts_of(self.job, cell), "" if template == "raw" else template)
         ]
 
     def _rewrite(
@@ -208,14 +207,16 @@ class Interventions:
         }
         if not wanted:
             return
-        pairs = [rewriter.rewrite(cell, p) for p in self.job.prompts if p.prompt_id in wanted]
+        pairs = [rewriter.rewrite(cell, p) for p in prompts_of(self.job, cell) if p.prompt_id in wanted]
         missing = len(wanted) - len(pairs)
         if missing:
             self.notes.append(f"{rewriter.id}: {missing} prompts of {cell} are no longer in the plan's prompt file")
         if not pairs:
             return
         new_cell, prompts = pairs[0][0], [p for _, p in pairs]
-        is_stored = new_cell in cells(self.job) and prompts == [p for p in self.job.prompts if p.prompt_id in wanted]
+        is_stored = new_cell in cells(self.job) and prompts == [
+            p for p in prompts_of(self.job, new_cell) if p.prompt_id in wanted
+        ]
         if is_stored and rewriter.id != "reference_suffix" and self.texts.get(new_cell.key):
             answers = self._accept_stored(new_cell.key)
         else:

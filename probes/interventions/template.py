@@ -75,7 +75,7 @@ class Thinking(TextIntervention):
 
 def _has_turns(prompts: Sequence[PromptInput]) -> bool:
     """Prompts given as token ids have nothing to render, answers given with them nothing to write anew."""
-    return all(p.token_ids is None and p.response is None for p in prompts)
+    return bool(prompts) and not any(p.is_rendered or p.is_forced for p in prompts)
 
 
 TEMPLATE: tuple[TextIntervention, ...] = (

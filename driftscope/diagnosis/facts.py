@@ -1,0 +1,124 @@
+"""What is known of each condition, as plain arrays over prompts: the input of the verdicts' rules.
+
+Knows no rules. Degenerate prompts are left out of every array, and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from driftscope.diagnosis.gains import ConditionKey, Counts, Gain, counts_by_condition, gains
+from driftscope.diagnosis.waterfall import Waterfall, join, waterfalls
+from driftscope.runs import Run
+from driftscope.summary.sums import batch_sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """This target's states beside the reference target's at one layer: means over prompts, weighted by positions."""
+
+    aux_layer_id: int
+    cosine: float
+    norm_ratio: float
+    gram_similarity: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionFacts:
+    """One condition. Arrays [prompt] or [prompt, depth], prompts in the order of `prompt_ids`."""
+
+    key: ConditionKey
+    prompt_ids: tuple[str, ...]  # without the degenerate ones
+    num_prompts: int  # all
+    num_degenerate: int
+    num_rounds: np.ndarray  # dense where there is dense, else walk
+    num_accepted: np.ndarray  # sum of accepted_drafts over them
+    reached: np.ndarray  # [prompt, depth] of these rounds: accepted through k-1
+    accepted: np.ndarray  # [prompt, depth]: accepted through k
+    gap: np.ndarray  # [prompt, depth]: sum of fresh_right - accepted over the positions counted in num_gap
+    num_gap: np.ndarray
+    out_of_vocab: np.ndarray  # [prompt, depth]: rejections because the emitted token cannot be drafted
+    waterfall: Waterfall | None  # over the walk, prompts in the same order; None without a walk
+    counts: tuple[Counts, ...] = ()  # of interventions, the baseline among them
+    gains: tuple[Gain, ...] = ()
+    state_changes: tuple[StateChange, ...] = ()
+    checkpoint_errors: tuple[str, ...] = ()  # messages of the findings of severity error
+
+    @property
+    def is_reference(self) -> bool:
+        """The target's default system prompt in its default template, without a document."""
+        return self.key[1:] == ("default", "default", 0)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """All conditions of a run."""
+
+    conditions: dict[ConditionKey, ConditionFacts] = field(default_factory=dict)
+
+
+def run_facts(run: Run) -> RunFacts:
+    """Gather everything. Raises RunError for a part that cannot be read."""
+    sums = batch_sums(run)
+    falls = waterfalls(run)
+    degenerate = {key for key, is_loop in zip(sums.keys, sums.is_degenerate, strict=True) if is_loop}
+    tried = counts_by_condition(run.interventions(), degenerate)
+    rows_of: dict[ConditionKey, list[int]] = {}
+    for row, key in enumerate(sums.keys):
+        rows_of.setdefault(key[:4], []).append(row)
+    result = {}
+    for condition, all_rows in rows_of.items():
+        rows = np.array([r for r in all_rows if not sums.is_degenerate[r]], dtype=np.int64)
+        is_dense = bool(sums.is_replay[all_rows].all())
+        depth = int(sums.num_depths[all_rows].max())
+        num_rounds = sums.num_dense_rounds if is_dense else sums.num_walk_rounds
+        num_tokens = sums.num_dense_tokens if is_dense else sums.num_walk_tokens
+        gap, vocab = sums.means["chain_gap"], sums.means["out_of_draft_vocab"]
+        walks = [falls.get(sums.keys[r]) for r in rows]
+        counts = tried.get(condition, [])
+        drafter = run.info.drafter(condition[0])
+        result[condition] = ConditionFacts(
+            key=condition,
+            prompt_ids=tuple(sums.keys[r].prompt_id for r in rows),
+            num_prompts=len(all_rows),
+            num_degenerate=len(all_rows) - len(rows),
+            num_rounds=num_rounds[rows],
+            num_accepted=num_tokens[rows] - num_rounds[rows],
+            reached=sums.acceptance.reached[rows, :depth],
+            accepted=sums.acceptance.accepted[rows, :depth],
+            gap=gap.total[rows, :depth],
+            num_gap=gap.count[rows, :depth],
+            out_of_vocab=vocab.total[rows, :depth],
+            waterfall=join([w for w in walks if w is not None]) if walks and None not in walks else None,
+            counts=tuple(counts),
+            gains=tuple(gains(counts)),
+            state_changes=_state_changes(run, condition),
+            checkpoint_errors=tuple(
+                str(f.get("message", "")) for f in (drafter.findings if drafter else []) if f.get("severity") == "error"
+            ),
+        )
+    return RunFacts(result)
+
+
+def _state_changes(run: Run, condition: ConditionKey) -> tuple[StateChange, ...]:
+    """Over the layers that this drafter reads."""
+    drafter = run.info.drafter(condition[0])
+    layers = set(drafter.aux_layer_ids) if drafter is not None else set()
+    rows = [
+        row
+        for row in run.target_states().to_pylist()
+        if (row["system_prompt"], row["template"], row["context_tokens"]) == condition[1:]
+        and row["aux_layer_id"] in layers
+    ]
+    changes = []
+    for layer in sorted({row["aux_layer_id"] for row in rows}):
+        of_layer = [row for row in rows if row["aux_layer_id"] == layer]
+        weight = [row["num_positions"] for row in of_layer]
+        mean = {
+            name: float(np.average([row[name] for row in of_layer], weights=weight))
+            for name in ("cosine", "norm_ratio", "gram_similarity")
+        }
+        changes.append(StateChange(aux_layer_id=layer, **mean))
+    return tuple(changes)
