@@ -105,7 +105,8 @@ def run_live(
         logits, states = target.forward(torch.cat([tokens[-1:], draft_ids])[None], cache, num_logits=depth + 1)
         chosen = sampler(logits[0], [(prompt_id, t + 2 + k) for k in range(depth + 1)])
         accepted = int((chosen[:-1] == draft_ids).long().cumprod(dim=0).sum())
-        cache.crop(accepted - depth)
+        if accepted < depth:  # crop(0) empties the cache before transformers 5.17
+            cache.crop(accepted - depth)
         clock.mark()
         emitted = chosen[: accepted + 1]
         kept_logits.append(logits[0, : accepted + 1])

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoTokenizer, DynamicCache
 
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.errors import CheckpointError, InputError
+from probes.target_family import attention_options, auto_class, can_pad, find_decoder, new_cache, refuse_recurrent
 
 TIE_LOGIT_GAP = 1e-4
 """Two logits closer than this are a tie: another order of the same sums may pick either token."""
@@ -104,9 +105,12 @@ class Target:
         self.config = model.config.get_text_config()
         self.num_layers = int(self.config.num_hidden_layers)
         self.device = next(model.parameters()).device
+        refuse_recurrent(model)
+        self.decoder, self.layers = find_decoder(model, self.num_layers)
+        self.can_pad = can_pad(model)
         # the cache's argument is called `cache` from transformers 5.2x on and `past_key_values` before
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        self._cache_argument = "cache" if "cache" in self._arguments else "past_key_values"
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self.capture(aux_layer_ids)
@@ -125,18 +129,14 @@ class Target:
 
         Raises CheckpointError naming the path when transformers cannot load it.
         """
-        name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
-        options = {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
+        name, options = _source(path, trust_remote_code)
         try:
+            config = AutoConfig.from_pretrained(name, **options)
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options).to(device)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise CheckpointError(
-                f"transformers cannot load this target: {str(error).splitlines()[0] if str(error) else error!r}",
-                code="target_not_loadable",
-                where=str(path),
-                remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
-            ) from error
+            options |= attention_options(config)
+            model = auto_class(config).from_pretrained(name, dtype=dtype, **options).to(device)
+        except Exception as error:  # transformers lets through whatever its many classes run into
+            raise _not_loadable(path, error) from error
         return cls(model, tokenizer, aux_layer_ids=aux_layer_ids)
 
     @property
@@ -159,14 +159,6 @@ class Target:
             ids.update([] if value is None else [value] if isinstance(value, int) else value)
         return frozenset(ids)
 
-    @property
-    def can_pad(self) -> bool:
-        """Whether prompts of unequal length may share a batch: windows and recurrent states count padding as tokens."""
-        types = set(getattr(self.config, "layer_types", None) or ())
-        if types:
-            return types == {"full_attention"}
-        return getattr(self.config, "sliding_window", None) is None
-
     # ---- states
 
     def capture(self, aux_layer_ids: Sequence[int]) -> None:
@@ -174,15 +166,15 @@ class Target:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        decoder = self.model.get_decoder()
-        layers = decoder.layers
         for index in sorted(set(aux_layer_ids)):
             if index == FINAL_NORMED:
-                self._hooks.append(decoder.register_forward_hook(self._hold_output(index)))
+                self._hooks.append(self.decoder.register_forward_hook(self._hold_output(index)))
             elif index == self.num_layers:
-                self._hooks.append(layers[-1].register_forward_hook(self._hold_output(index)))
+                self._hooks.append(self.layers[-1].register_forward_hook(self._hold_output(index)))
             elif 0 <= index < self.num_layers:
-                self._hooks.append(layers[index].register_forward_pre_hook(self._hold_input(index), with_kwargs=True))
+                self._hooks.append(
+                    self.layers[index].register_forward_pre_hook(self._hold_input(index), with_kwargs=True)
+                )
             else:
                 raise InputError(
                     f"aux layer id {index} is outside 0..{self.num_layers}: the target has {self.num_layers} layers",
@@ -214,13 +206,13 @@ class Target:
     ) -> tuple[Float[Tensor, "row position vocab"], dict[int, Float[Tensor, "row token target_hidden"]]]:
         """Extends `cache` by these tokens; -> (logits of the last `num_logits` positions, captured states)."""
         self._captured = {}
+        options = {"logits_to_keep": num_logits, "position_ids": position_ids}  # not every family knows them
         output = self.model(
             input_ids=token_ids,
             **{self._cache_argument: cache},
             use_cache=True,
-            logits_to_keep=num_logits,
-            position_ids=position_ids,
             attention_mask=attention_mask,
+            **{name: value for name, value in options.items() if name in self._arguments},
         )
         captured, self._captured = self._captured, {}
         return output.logits[:, -num_logits:], captured
@@ -228,7 +220,7 @@ class Target:
     def prefill(self, token_ids: np.ndarray, *, prefix: Prefix | None = None) -> Prefix:
         """The cache and states of a prefix, in chunks; `prefix` gives tokens already computed."""
         begin = 0 if prefix is None else len(prefix.token_ids)
-        cache = DynamicCache() if prefix is None else prefix.fork()
+        cache = new_cache(self.config) if prefix is None else prefix.fork()
         pieces: dict[int, list[Tensor]] = {} if prefix is None else {i: [a] for i, a in prefix.aux.items()}
         for at in range(begin, len(token_ids), PREFILL_CHUNK_TOKENS):
             ids = torch.as_tensor(token_ids[at : at + PREFILL_CHUNK_TOKENS], dtype=torch.int64, device=self.device)
@@ -253,7 +245,7 @@ class Target:
         """The states and logits of a finished text that somebody else may have written (forced)."""
         self.check_length(len(token_ids), "the text")
         head = self.prefill(token_ids[: num_prompt_tokens - 1], prefix=prefix) if num_prompt_tokens > 1 else None
-        cache = DynamicCache() if head is None else head.fork()
+        cache = new_cache(self.config) if head is None else head.fork()
         ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
         rest = ids[num_prompt_tokens - 1 :]
         logits, aux = self.forward(rest[None], cache, num_logits=len(rest))
@@ -287,7 +279,7 @@ class Target:
         """
         for prompt in prompts:
             self.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
-        head = prefix if prefix is not None else Prefix(np.zeros(0, np.int32), DynamicCache(), {})
+        head = prefix if prefix is not None else Prefix(np.zeros(0, np.int32), new_cache(self.config), {})
         num_shared, num_rows = len(head.token_ids), len(prompts)
         lengths = torch.tensor([len(p) - num_shared for p in prompts])
         width = int(lengths.max())
@@ -298,6 +290,13 @@ class Target:
             ids[row, width - length :] = torch.as_tensor(prompt[num_shared:], dtype=torch.int64)
             mask[row, num_shared + width - length :] = 1
         is_padded = bool((mask == 0).any())
+        if is_padded and not self.can_pad:
+            raise InputError(
+                "this target's windows or positions would count padding as text",
+                code="prompts_of_unequal_length",
+                where=f"target of the family {self.config.model_type}",
+                remedy="write prompts of one length at a time",
+            )
         positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)[:, num_shared:].to(self.device)
         ids, mask = ids.to(self.device), mask.to(self.device)
 
@@ -356,15 +355,24 @@ class Target:
 
 def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """The target's text config as a dict, without loading weights."""
-    name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
+    name, options = _source(path, trust_remote_code)
     try:
-        options = {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
-        config = AutoConfig.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"transformers cannot read this target's config: {str(error).splitlines()[0] if str(error) else error!r}",
-            code="target_not_loadable",
-            where=str(path),
-            remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
-        ) from error
-    return dict(config.get_text_config().to_dict())
+        return dict(AutoConfig.from_pretrained(name, **options).get_text_config().to_dict())
+    except Exception as error:  # as in Target.load
+        raise _not_loadable(path, error) from error
+
+
+def _source(path: str | Path, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` is given: a folder, or a Hub id with its revision apart."""
+    name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
+    return name, {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
+
+
+def _not_loadable(path: str | Path, error: Exception) -> CheckpointError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return CheckpointError(
+        f"transformers cannot load this target: {' '.join(lines[:2])[:300] or repr(error)}",
+        code="target_not_loadable",
+        where=str(path),
+        remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
+    )

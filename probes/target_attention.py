@@ -22,6 +22,7 @@ from probes.attention.slots import slot_regions
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.target import Prefix, Target, TargetTrace
+from probes.target_family import WINDOW_LAYER_TYPES
 
 COMPARED_REGIONS = ("sink", *(r for r in TEXT_REGIONS if r != "response"), "response", "learned_sink")
 """own, current and response are one region here: the target has no chain of its own."""
@@ -47,9 +48,13 @@ def target_masses(
     first = trace.num_prompt_tokens - 1
     one_hot = slot_regions(region, sink_slots=sink_slots, device=target.device)  # [token, sink + TEXT_REGIONS]
     masses: dict[int, Tensor] = {}
+    types = getattr(target.config, "layer_types", None) or ["full_attention"] * target.num_layers
+    full_layers = {i for i, layer_type in enumerate(types) if layer_type not in WINDOW_LAYER_TYPES}
 
     def measure(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, scale: float, options: Any) -> None:
         masses[module.layer_idx] = _region_masses(q[0], k[0], mask, one_hot, scale, options)
+        if options.get("sliding_window") is not None:  # families with one window for all layers have no layer types
+            full_layers.discard(module.layer_idx)
 
     head = target.prefill(trace.token_ids[:first].cpu().numpy(), prefix=prefix)
     with _watched_attention(target.model, measure):
@@ -60,8 +65,7 @@ def target_masses(
             code="target_attention_not_seen",
             remedy="leave out --target-attention",
         )
-    types = getattr(target.config, "layer_types", None) or ["full_attention"] * target.num_layers
-    full = [masses[i] for i in sorted(masses) if types[i] == "full_attention"]
+    full = [masses[i] for i in sorted(masses) if i in full_layers]
     return TargetMasses(masses, torch.stack(full).mean(dim=0) if full else None)
 
 

@@ -1,0 +1,100 @@
+"""What must be known of a target's family before it is measured: its auto class, its decoder layers, its cache.
+
+Knows no text and no drafter. Verification takes rejected tokens out of the cache again, so every layer must keep keys and
+values by position: recurrent states (Mamba, linear attention, convolutions) hold all tokens in one and are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from probes.errors import InputError
+
+FULL_LAYER_TYPES = frozenset({"full_attention", "attention"})
+WINDOW_LAYER_TYPES = frozenset({"sliding_attention", "chunked_attention"})
+INDEXED_LAYER_TYPE = "indexed_attention"  # DeepSeek sparse attention: softmax over the slots that an indexer picks
+WITHOUT_CACHE_LAYER_TYPES = frozenset({"mlp", "moe"})
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The auto class that loads this target: a multimodal model without a text-only class is read for its text part."""
+    is_multimodal_only = (
+        type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    )
+    return AutoModelForImageTextToText if is_multimodal_only else AutoModelForCausalLM
+
+
+def attention_options(config: PretrainedConfig) -> dict[str, str]:
+    """Attention to load with where transformers' default choice computes another function than the model's.
+
+    torch's SDPA knows no soft cap of attention logits (Gemma 2): older transformers leave the cap out without a word.
+    """
+    is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if is_capped else {}
+
+
+def find_decoder(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:
+    """The text decoder (its output is the post-norm state) and its layers. Raises InputError `unsupported_target`."""
+    for module in model.get_decoder().modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers:
+                _refuse_bidirectional(model, child)
+                return module, child
+    raise _unsupported(model, f"no list of {num_layers} decoder layers was found in it")
+
+
+def _refuse_bidirectional(model: nn.Module, layers: nn.ModuleList) -> None:
+    if any(getattr(module, "is_causal", True) is False for layer in layers for module in layer.modules()):
+        raise _unsupported(model, "its attention also sees later tokens, so it is no causal language model")
+
+
+def refuse_recurrent(model: nn.Module) -> None:
+    """Raises InputError `unsupported_target` for layers whose state cannot go back by some tokens."""
+    config = model.config.get_text_config()
+    types = _layer_types(config) | set(getattr(config, "layers_block_type", None) or ())
+    others = sorted(types - FULL_LAYER_TYPES - WINDOW_LAYER_TYPES - WITHOUT_CACHE_LAYER_TYPES - {INDEXED_LAYER_TYPE})
+    if others or getattr(model, "_is_stateful", False):
+        what = f" ({', '.join(others)})" if others else ""
+        raise _unsupported(
+            model,
+            f"it has recurrent or compressed states{what}: rejected drafts cannot be taken out of its cache again",
+        )
+
+
+def _unsupported(model: nn.Module, why: str) -> InputError:
+    config = model.config.get_text_config()
+    return InputError(
+        f"targets of the family {config.model_type} cannot be measured: {why}",
+        code="unsupported_target",
+        where=type(model).__name__,
+        remedy="driftscope needs a decoder whose layers keep softmax attention's keys and values",
+    )
+
+
+def _layer_types(config: PretrainedConfig) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def new_cache(config: PretrainedConfig) -> DynamicCache:
+    """An empty cache that keeps every slot. (`DynamicCache(config)` drops slots behind a window: no way back.)"""
+    text_config = config.get_text_config()
+    if INDEXED_LAYER_TYPE in _layer_types(text_config):  # its layers also keep the indexer's keys; none drops slots
+        return DynamicCache(config=text_config)
+    return DynamicCache()
+
+
+def can_pad(model: nn.Module) -> bool:
+    """Whether prompts of unequal length may share a batch: windows, and positions counted by slot, see the padding."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    config = model.config.get_text_config()
+    types = _layer_types(config) - WITHOUT_CACHE_LAYER_TYPES
+    if types:
+        return types <= FULL_LAYER_TYPES
+    windows = (getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None))
+    return windows == (None, None)
