@@ -71,6 +71,23 @@ def paired_differences(pairs: Sequence[tuple[Prompts, Prompts]]) -> list[Estimat
     ]
 
 
+def pooled_difference(
+    first: Mapping[tuple[tuple[str, str, int], str, str], PromptTokens],
+    second: Mapping[tuple[tuple[str, str, int], str, str], PromptTokens],
+) -> Estimate:
+    """Over all conditions that both sides have: (condition without drafter, prompt_id, sha256) -> tokens and rounds.
+
+    The prompt is still what is resampled: it brings its rounds of every condition along.
+    """
+    sums: tuple[dict[tuple[str, str], PromptTokens], dict[tuple[str, str], PromptTokens]] = ({}, {})
+    for key in first.keys() & second.keys():
+        for side, tokens in zip(sums, (first[key], second[key]), strict=True):
+            so_far = side.get(key[1:], PromptTokens(0, 0))
+            side[key[1:]] = PromptTokens(so_far.num_tokens + tokens.num_tokens, so_far.num_rounds + tokens.num_rounds)
+    [estimate] = paired_differences([sums])
+    return estimate
+
+
 def _difference(sums: np.ndarray) -> np.ndarray:
     difference: np.ndarray = sums[0] / sums[1] - sums[2] / sums[3]
     return difference

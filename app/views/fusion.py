@@ -50,19 +50,35 @@ def main() -> None:
     metric = METRICS[column]
     st.caption(f"{metric.definition} {metric.how_to_read}".strip())
     shown = [c for c in scope.conditions if scope.place(c) in wanted]
-    for begin in range(0, len(scope.all_series()), 2):
-        names = scope.all_series()[begin : begin + 2]
+    series = scope.all_series()
+    shares = {
+        name: [
+            share
+            for number, c in enumerate(c for c in shown if scope.series(c) == name)
+            for share in _shares(scope, c, column, number)
+        ]
+        for name in series
+    }
+    ends = [
+        end
+        for of_series in shares.values()
+        for s in of_series
+        for end in (s.estimate.value, s.estimate.low, s.estimate.high)
+        if end is not None
+    ]
+    for begin in range(0, len(series), 2):
+        names = series[begin : begin + 2]
         for slot, name in zip(st.columns(2), names, strict=False):
-            own = [c for c in shown if scope.series(c) == name]
             with slot:
                 st.subheader(plain(name), anchor=False)
-                shares = [s for number, c in enumerate(own) for s in _shares(scope, c, column, number)]
-                missing = (
-                    None
-                    if any(s.estimate.value is not None for s in shares)
-                    else "Not measured: no fusion layer, or not recorded."
+                is_measured = any(s.estimate.value is not None for s in shares[name])
+                figure = fusion_bars(
+                    shares[name],
+                    y_title=metric.axis,
+                    value_range=(min(0.0, *ends), max(0.0, *ends)) if ends else None,
                 )
-                chart.show(fusion_bars(shares, y_title=metric.axis), f"fusion_{name}", missing=missing)
+                missing = None if is_measured else "Not measured: no fusion layer, or not recorded."
+                chart.show(figure, f"fusion_{name}", missing=missing)
     st.caption("Error bars are 95 % intervals over prompts.")
     _over_conditions(scope, column)
 

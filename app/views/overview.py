@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 
 import streamlit as st
-from driftscope_app import address, chart, empty, page
+from driftscope_app import address, aggregates, chart, empty, page
+from driftscope_app.paired import PromptTokens, pooled_difference, prompts_by_condition
 from driftscope_app.scope import Condition, Scope, SelectedRun, folder_label
 from driftscope_app.text import plain
 
 from driftscope.figures import Point, condition_dots
 
 REFERENCE_SYSTEM_PROMPT = "default"
+MAX_SENTENCES = 4
 
 
 def main() -> None:
@@ -23,6 +25,7 @@ def main() -> None:
     scope = page.begin("Overview", "How many tokens a round of speculation yields, and where it yields least.")
     if scope is not None:
         _cards(scope)
+        _sentences(scope)
         _where(scope)
     st.header("Runs")
     _runs(chosen)
@@ -67,6 +70,36 @@ def _card(scope: Scope, name: str, own: list[Condition], basis: str) -> None:
     lines = [f"Highest **{best.estimate(basis).value:.2f}** at {plain(scope.place(best))}"]
     lines.append(f"Lowest **{worst.estimate(basis).value:.2f}** at {plain(scope.place(worst))}")
     st.markdown("  \n".join(lines))
+
+
+def _sentences(scope: Scope) -> None:
+    """Each series against the first, pooled over the conditions that both have."""
+    basis = "walk" if any(c.summary.walk for c in scope.conditions) else "dense"
+    tokens: dict[str, dict[tuple[tuple[str, str, int], str, str], PromptTokens]] = {}
+    for run in scope.runs:
+        sums = prompts_by_condition(aggregates.prompt_sums(run.ref.path, run.ref.version), basis)
+        for c in scope.conditions:
+            if c.run is run:
+                s = c.summary
+                prompts = sums.get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
+                own = tokens.setdefault(scope.series(c), {})
+                own |= {((s.system_prompt, s.template, s.context_tokens), *key): t for key, t in prompts.items()}
+    first, *others = scope.all_series()
+    for other in others[:MAX_SENTENCES]:
+        estimate = pooled_difference(tokens[other], tokens[first])
+        num_conditions = len({key[0] for key in tokens[other].keys() & tokens[first].keys()})
+        if estimate.value is None:
+            continue
+        where = f"over {num_conditions} conditions and the same {estimate.num_prompts} prompts"
+        ends = "" if estimate.low is None else f" (95 % interval {estimate.low:+.2f} to {estimate.high:+.2f})"
+        if estimate.holds_zero is None:
+            said = f"differs by {estimate.value:+.2f} tokens per round; too few prompts to say more"
+        elif estimate.holds_zero:
+            said = f"is not distinguishable: {estimate.value:+.2f} tokens per round{ends}"
+        else:
+            more = "more" if estimate.value > 0 else "fewer"
+            said = f"yields **{abs(estimate.value):.2f} {more}** tokens per round{ends}"
+        st.markdown(f"Against {plain(first)}, {where}, **{plain(other)}** {said}.")
 
 
 def _where(scope: Scope) -> None:

@@ -63,8 +63,11 @@ def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = T
     )
 
 
-def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> go.Figure:
-    """One group of bars for each aux layer, one bar for each series, with its interval."""
+def fusion_bars(
+    shares: Sequence[Share], *, height: int = 320, y_title: str, value_range: tuple[float, float] | None = None
+) -> go.Figure:
+    """One group of bars for each aux layer, one bar for each series, with its interval. `value_range` is shared by
+    figures that stand side by side."""
     figure = bare_figure(height=height)
     labels = list(dict.fromkeys(share.label for share in shares))
     patterns = ("", "/", "x", ".", "\\", "-", "+", "|")
@@ -94,8 +97,9 @@ def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> 
                         abs((s.estimate.value or 0) - (s.estimate.low or 0)) if s.estimate.low is not None else 0
                         for s in own
                     ],
-                    "thickness": 1.4,
-                    "width": 4,
+                    "thickness": 2,
+                    "width": 5,
+                    "color": "#7D8590",
                 },
                 customdata=[[s.estimate.low, s.estimate.high] for s in own],
                 hovertext=[
@@ -116,5 +120,8 @@ def fusion_bars(shares: Sequence[Share], *, height: int = 320, y_title: str) -> 
         title={"text": "captured target layer (boundary id)", "standoff": 6}, type="category", fixedrange=True
     )
     figure.update_yaxes(title={"text": y_title, "standoff": 12}, zeroline=True, automargin=True, fixedrange=True)
+    if value_range is not None:
+        margin = 0.06 * (value_range[1] - value_range[0])
+        figure.update_yaxes(range=[value_range[0] - margin * (value_range[0] < 0), value_range[1] + margin])
     numbers = "; ".join(f"{s.label}, {s.part}: {spoken(s.estimate)}" for s in shares)
     return set_alt_text(figure, f"Bars of the {y_title} by captured target layer. {numbers}.")

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_command_follows_the_form(open_app: OpenApp, tmp_path: Path) -> None
     at.button_group(key="probe_ready_made").set_value(["none", "policy"])
     checked(at.run())
     words = command(at)
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(pairwise(words))
     for pair in [
         ("--drafter", "a=/models/a"),
         ("--drafter", "b=org/b@main"),
