@@ -32,7 +32,7 @@ _KEYS = re.compile(
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)([\w.~+/=-]{12,})")
 _NAMED_SECRET = re.compile(
-    rf"""(?i)(\b[\w-]{{0,40}}{_SECRET_NAME}[\w-]{{0,20}}["']?\s{{0,5}}[:=]\s{{0,5}}["']?)((?!\d+\b)[^\s"',;}}]{{6,}})"""
+    rf"""(?i)(\b[\w-]{{0,40}}{_SECRET_NAME}[\w-]{{0,20}}["']?\s{{0,5}}[:=]\s{{0,5}}["']?)((?!\d+\b|bearer\b|basic\b)[^\s"',;}}]{{6,}})"""
 )
 _URL_LOGIN = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{1,20}://)([^\s/:@]{1,200}:[^\s/@]{1,200})(?=@)")
 _EMAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}(?![\w-])")
@@ -79,7 +79,7 @@ def redact_text(text: str) -> tuple[str, Counter[str]]:
     text = _URL_LOGIN.sub(named, text)
     text = _EMAIL.sub(place("email"), text)
     text = _IPV4.sub(place("ip", lambda m: not _is_ip(m.group())), text)
-    text = _IPV6.sub(place("ip", lambda m: m.group().count(":") < 2 or not _is_ip(m.group())), text)
+    text = _IPV6.sub(place("ip", lambda m: not _has_form_of_ipv6(m.group()) or not _is_ip(m.group())), text)
     text = _CARD.sub(place("card", lambda m: not _is_card(m.group())), text)
     text = _PHONE.sub(place("phone"), text)
     return text, found
@@ -135,6 +135,11 @@ def _redact_value(value: Any, found: Counter[str]) -> Any:
     if isinstance(value, list):
         return [_redact_value(item, found) for item in value]
     return value
+
+
+def _has_form_of_ipv6(text: str) -> bool:
+    """Two colons alone are a name in C++, three words with colons a time of day."""
+    return text.count(":") >= 2 and any(character.isdigit() for character in text)
 
 
 def _is_ip(text: str) -> bool:
