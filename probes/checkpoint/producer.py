@@ -17,6 +17,8 @@ Config = Mapping[str, object]
 UNREAD_PARTS = ("kv_a_proj_with_mqa", "kv_b_proj", "mask_hidden", "eh_proj", "medusa_", "mlp.experts.")
 """Parts of a tensor's name that no drafter read here has: MLA, parallel drafting, MTP, Medusa, mixture of experts."""
 
+TESTED_IN_VLLM = "vLLM 0.32: its own module on these files computes the same states and logits"
+
 ROTARY_TABLES = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
 """Computed tables that some trainers save; they follow from the rope settings."""
 

@@ -208,11 +208,16 @@ class _Reader(Collector):
         self.put("num_layers", Value(value=num_layers, origin=Origin(source=Source.tensor, detail="layers.{i}.*")))
         stated = self.settings.integer("num_hidden_layers", minimum=0)
         if stated is not None and stated.value != num_layers:
+            is_more = stated.value > num_layers
+            effect = (
+                "builds the missing layers without weights: its states are garbage or NaN" if is_more else "refuses it"
+            )
             self.report(
                 "num_layers_disagrees",
-                "warning",
-                f"the weights hold {num_layers} layer(s), `{stated.origin.detail}` says {stated.value}; the weights count",
-                "Correct num_hidden_layers: vLLM builds as many layers as it says",
+                "error" if is_more else "warning",
+                f"the weights hold {num_layers} layer(s), `{stated.origin.detail}` says {stated.value}; the weights count "
+                f"here, but vLLM goes by config.json and {effect}",
+                f"Set `{stated.origin.detail}` to {num_layers} before serving",
             )
         self.tensor_flag("attention_bias", "attention_bias", "layers.0.self_attn.q_proj.bias", is_often_copied=True)
         o_proj_bias = "layers.0.self_attn.o_proj.bias"

@@ -432,6 +432,9 @@ def test_counts_in_config_that_weights_contradict(tmp_path: Path) -> None:
     spec = read(write(tmp_path, change={"draft_vocab_size": 13, "num_hidden_layers": 2}))
     assert (spec.draft_vocab_size, spec.num_layers) == (12, 1)
     assert codes(spec) == ["num_layers_disagrees", "draft_vocab_size_disagrees"]
+    assert spec.findings[0].severity == "error"
+    fewer = read(write(tmp_path / "fewer", tiny=Tiny(num_layers=2), change={"num_hidden_layers": 1}))
+    assert (fewer.num_layers, fewer.findings[0].severity) == (2, "warning")
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Its training class computes rope from head_dim alone: base 10000 whatever `rope_
 from __future__ import annotations
 
 from probes.checkpoint.producer import (
+    TESTED_IN_VLLM,
     VLLM_IDS,
     AuxIdConvention,
     AuxIdKey,
@@ -61,5 +62,5 @@ PRODUCER = Producer(
     source="67394ce",
     reads="`aux_hidden_states_layer_ids`, or `Eagle3LlamaForCausalLM` with `midlayer.*`",
     assumed=("the embedding is the target's where the files have none",),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )

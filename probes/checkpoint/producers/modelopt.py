@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Doubt, Producer, architectures, has_layer
+from probes.checkpoint.producer import (
+    NESTED_IDS,
+    TESTED_IN_VLLM,
+    VLLM_IDS,
+    Config,
+    Doubt,
+    Producer,
+    architectures,
+    has_layer,
+)
 from probes.checkpoint.spec import DrafterSpec
 
 
@@ -58,5 +67,5 @@ PRODUCER = Producer(
         "`eagle_config.norm_before_fc` means boundary ids (gpt-oss v3), unless the first id is 1",
         "the residual is the raw state; ModelOpt's own conversion for vLLM writes `norm_before_residual: true`",
     ),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )

@@ -46,5 +46,6 @@ PRODUCER = Producer(
         "the layer is Llama's whatever `model_type` says: config.json is a copy of the target's",
         "`layer_types` and `sliding_window` count as in vLLM, though NeMo trains with full attention",
     ),
-    tested="-",
+    tested="-; vLLM 0.32 does not know the architecture, and builds the target's number of layers from what `serve_vllm` "
+    "writes (tests/vllm/test_layouts.py)",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probes.checkpoint.producer import VLLM_IDS, Config, Producer, architectures, has_layer
+from probes.checkpoint.producer import TESTED_IN_VLLM, VLLM_IDS, Config, Producer, architectures, has_layer
 
 
 def score(config: Config, names: frozenset[str]) -> int:
@@ -29,5 +29,5 @@ PRODUCER = Producer(
         "the embedding is the target's where the files have none",
         "its own loader prefers `pytorch_model.bin`: one beside safetensors is reported",
     ),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )

@@ -6,7 +6,7 @@ level only, so a list there is what someone wrote for vLLM: boundary ids.
 
 from __future__ import annotations
 
-from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Producer, architectures, has_layer
+from probes.checkpoint.producer import NESTED_IDS, TESTED_IN_VLLM, VLLM_IDS, Config, Producer, architectures, has_layer
 
 
 def score(config: Config, names: frozenset[str]) -> int:
@@ -32,6 +32,5 @@ PRODUCER = Producer(
         "`norm_output` means what engines do with it (the post-norm state is fed back); heads that SpecForge trained "
         "with it before PR 879 fed back the pre-norm state in training",
     ),
-    tested="vLLM 0.32: its own module on these files computes the same states and logits "
-    "(tests/vllm/test_module_parity.py)",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_module_parity.py)",
 )

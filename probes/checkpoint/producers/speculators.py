@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from probes.checkpoint.producer import ROTARY_TABLES, VLLM_IDS, Config, Producer, architectures, has_layer
+from probes.checkpoint.producer import (
+    ROTARY_TABLES,
+    TESTED_IN_VLLM,
+    VLLM_IDS,
+    Config,
+    Producer,
+    architectures,
+    has_layer,
+)
 
 ARCHITECTURES = {"Eagle3Speculator", "Eagle3DraftModel"}
 LAYER_TYPES = ("llama", "qwen3")
@@ -41,5 +49,5 @@ PRODUCER = Producer(
         "an absent `norm_before_residual` is true, as vLLM takes it, though the speculators class takes false",
         "engines older than vLLM's PR 46488 do not pass `norm_output` on; it is read as config.json says",
     ),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )

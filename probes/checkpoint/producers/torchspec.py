@@ -6,7 +6,7 @@ for kimi_k2 alone, an MLA drafter). Its post-hoc vocabulary pruning indexes lm_h
 
 from __future__ import annotations
 
-from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Producer, has_layer
+from probes.checkpoint.producer import NESTED_IDS, TESTED_IN_VLLM, VLLM_IDS, Config, Producer, has_layer
 
 
 def score(config: Config, names: frozenset[str]) -> int:
@@ -28,5 +28,5 @@ PRODUCER = Producer(
     assumed=(
         "an export without `_torchspec_version` is read as SpecForge's or ModelOpt's, which has the same meaning",
     ),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )

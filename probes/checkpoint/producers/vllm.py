@@ -5,7 +5,7 @@ The layer class follows `architectures`: `Eagle3Qwen3ForCausalLM` norms q and k 
 
 from __future__ import annotations
 
-from probes.checkpoint.producer import NESTED_IDS, VLLM_IDS, Config, Producer, architectures, has_layer
+from probes.checkpoint.producer import NESTED_IDS, TESTED_IN_VLLM, VLLM_IDS, Config, Producer, architectures, has_layer
 
 ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3MiniMaxM2ForCausalLM"),
@@ -30,5 +30,5 @@ PRODUCER = Producer(
     source="vLLM 0.25.1 and 0.33.0",
     reads="an EAGLE-3 architecture of vLLM's registry with `layers.*` or `midlayer.*`, when no other producer claims it",
     assumed=("a top-level list of layer ids holds boundary ids, as vLLM captures them",),
-    tested="-",
+    tested=f"{TESTED_IN_VLLM} (tests/vllm/test_layouts.py)",
 )
