@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from driftscope.check.weights import PLACES, Likeness, is_float, likeness, sample_same
 from probes.checkpoint.files import MAX_CONFIG_BYTES, CheckpointFiles, open_checkpoint, read_json_object
 from probes.checkpoint.hub import CONFIG, HUB_ID
 from probes.checkpoint.layout import canonical_names
@@ -117,10 +118,26 @@ class Pair:
         """A small file beside the drafter's config.json, fetched for a Hub id; None where there is none."""
         return _optional_file(self.drafter_name, self.files.folder, name)
 
+    @cached_property
+    def num_places(self) -> int:
+        """In how many places tensors are looked at: fewer where each look is a request."""
+        entries = (*self.tensors.values(), *([self.target.embedding] if self.target.embedding is not None else []))
+        return PLACES if all(path.exists() for path in {entry.path for entry in entries}) else 1
+
     @property
     def is_remote(self) -> bool:
-        """Whether tensors come over the network: then fewer of them are looked at."""
-        return any(not path.exists() for path in self.files.weight_paths)
+        """Whether tensors come over the network."""
+        return self.num_places == 1
+
+    @cached_property
+    def embedding_likeness(self) -> Likeness | None:
+        """The drafter's own embedding against the target's; None where there are not two that can be compared."""
+        own, target = self.tensors.get("embed_tokens.weight"), self.target.embedding
+        if own is None or target is None or not (is_float(own) and is_float(target)):
+            return None
+        if len(own.shape) != 2 or len(target.shape) != 2 or own.shape[1] != target.shape[1]:
+            return None
+        return likeness(*sample_same(own, target, self.num_places))
 
 
 def read_pair(target: str, drafter: str) -> Pair:

@@ -21,7 +21,6 @@ from driftscope.check.registry import ENGINE_CHECKS, PAIR_MODULES, all_checks, c
 from driftscope.check.rules import prompts
 from driftscope.check.rules.files import ENGINE_REFUSES, OTHER
 from driftscope.check.rules.target import quantization
-from driftscope.check.rules.vocabulary import embedding_likeness
 from driftscope.check.table import engine_findings, setting_rows
 
 FAULTS = (Severity.error, Severity.warning)
@@ -36,8 +35,8 @@ def check_pair(
     a report with findings of severity error.
     """
     pair = read_pair(target, drafter)
-    embedding = embedding_likeness(pair)
-    rows = setting_rows(pair, has_targets_embedding=embedding is not None and embedding.is_equal)
+    embedding = pair.embedding_likeness
+    rows = setting_rows(pair, is_targets_embedding=None if embedding is None else embedding.is_equal)
     findings = [*_reader_findings(pair), *engine_findings(pair, rows, ENGINE_CHECKS, ENGINE_REFUSES)]
     for module in PAIR_MODULES:
         findings += module.find(pair)
@@ -116,7 +115,7 @@ def _not_checked(pair: Pair) -> Iterator[str]:
         yield "The checkpoint was refused, so the checks that need its settings did not run; the table shows engines alone."
     if pair.target.tensors is None:
         yield "The target's weights were not read: embedding and lm_head were not compared."
-    elif pair.spec is not None and pair.spec.has_own_embedding and embedding_likeness(pair) is None:
+    elif pair.spec is not None and pair.spec.has_own_embedding and pair.embedding_likeness is None:
         yield "The drafter's embedding could not be compared with the target's (another width, or quantised)."
     if pair.target.rope is None:
         yield "The target's rope is of a kind that cannot be compared with the drafter's."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from driftscope.check.definition import Check
 from driftscope.check.engines import ENGINES, Engine, Reading
-from driftscope.check.engines.engine import rope_key
+from driftscope.check.engines.engine import Readings, rope_key
 from driftscope.check.models import Cell, Finding, SettingRow, Severity
 from driftscope.check.pair import Pair
 from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec
@@ -117,16 +117,16 @@ def _map_of(spec: DrafterSpec) -> str:
     return "identity" if spec.draft_vocab_size != spec.vocab_size else "none"
 
 
-def setting_rows(pair: Pair, *, has_targets_embedding: bool, engines: Sequence[Engine] = ENGINES) -> list[SettingRow]:
-    """Every setting by every engine. `has_targets_embedding`: the drafter's own embedding is a copy of the target's."""
-    readings = {engine.name: engine.read(pair) for engine in engines}
+def setting_rows(pair: Pair, *, is_targets_embedding: bool | None, engines: Sequence[Engine] = ENGINES) -> list[SettingRow]:
+    """Every setting by every engine. `is_targets_embedding`: the drafter's own is a copy of it; None: not known."""
+    readings = {engine.name: _of_engine(engine.read(pair)) for engine in engines}
     rows = []
     for setting in SETTINGS:
         value = None if pair.spec is None else setting.of(pair.spec)
         cells = []
         for engine in engines:
-            found = readings[engine.name].get(setting.name) or _absent(readings[engine.name].get("weights"))
-            cells.append(_cell(pair, setting, engine, value, found, has_targets_embedding=has_targets_embedding))
+            found = readings[engine.name][setting.name]
+            cells.append(_cell(pair, setting, engine, value, found, is_targets_embedding=is_targets_embedding))
         origin = pair.spec.origins.get(setting.field) if pair.spec is not None else None
         rows.append(
             SettingRow(
@@ -140,14 +140,15 @@ def setting_rows(pair: Pair, *, has_targets_embedding: bool, engines: Sequence[E
     return rows
 
 
-def _absent(weights: Reading | None) -> Reading:
-    """An engine that loads nothing, or whose way of loading is not known, makes nothing of the other settings."""
-    source = weights.source if weights is not None else ""
-    return Reading(value=None, source=source, refuses=weights is not None and weights.refuses)
+def _of_engine(readings: Readings) -> Readings:
+    """Every setting. An engine that loads nothing, or in a way that is not known, makes nothing of the others."""
+    weights = readings["weights"]
+    absent = Reading(value=None, source=weights.source, refuses=weights.refuses)
+    return {setting.name: absent if weights.refuses else readings.get(setting.name, absent) for setting in SETTINGS}
 
 
 def _cell(
-    pair: Pair, setting: Setting, engine: Engine, value: Value, found: Reading, *, has_targets_embedding: bool
+    pair: Pair, setting: Setting, engine: Engine, value: Value, found: Reading, *, is_targets_embedding: bool | None
 ) -> Cell:
     agrees: bool | None = None
     if found.value is not None and value is not None and not found.refuses:
@@ -155,7 +156,7 @@ def _cell(
         if setting.name == "max_positions":
             agrees = _reaches(pair, found.value)
         elif setting.name == "embeddings" and not agrees:
-            agrees = has_targets_embedding
+            agrees = is_targets_embedding
     text = found.text or (None if found.value is None else setting.text(found.value))
     return Cell(
         setting=setting.name,

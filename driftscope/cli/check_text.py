@@ -65,7 +65,7 @@ def _print_head(out: Console, report: CheckReport) -> None:
             markup=False,
         )
     else:
-        out.print("         refused: see the errors", markup=False)
+        out.print("         refused by the checkpoint reader: see the errors", markup=False)
 
 
 def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
@@ -95,13 +95,16 @@ def _print_labelled(out: Console, label: str, value: str) -> None:
 
 def _print_settings(out: Console, rows: Sequence[SettingRow]) -> None:
     out.print(
-        "\n[bold]Settings[/bold]  the checkpoint's value, then who agrees (yes), reads another (NO), or is not known (?)"
+        "\n[bold]Settings[/bold]  the checkpoint's value, who agrees (yes), who reads another (NO); ? is not known"
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("setting", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=3)
     table.add_column("value", overflow="fold", max_width=24)
     table.add_column("who: from where", overflow="fold")
+    if all(row.value is None for row in rows):
+        out.print("  not compared, as the checkpoint was refused; --json has each engine's reading")
+        return
     for row in rows:
         for line in _setting_lines(row):
             table.add_row(*line)
@@ -109,19 +112,22 @@ def _print_settings(out: Console, rows: Sequence[SettingRow]) -> None:
 
 
 def _setting_lines(row: SettingRow) -> Iterator[tuple[Text, Text, Text, Text]]:
-    source = row.source if row.value is not None else "refused"
+    """Engines that refuse the checkpoint are named once, in the row of the weights."""
     doubt = "" if row.is_certain else " (not certain)"
-    agreeing = [cell.engine for cell in row.engines if cell.agrees]
+    judged = [cell for cell in row.engines if not cell.refuses or row.setting == "weights"]
+    agreeing = [cell.engine for cell in judged if cell.agrees]
     yes = Text("yes", style="green")
-    if len(agreeing) == len(row.engines):
-        yield Text(row.setting), yes, Text(row.value or "?"), Text(f"every engine; checkpoint: {source}{doubt}")
+    if len(agreeing) == len(judged):
+        who = "every engine" if len(judged) == len(row.engines) else "all that load it"
+        yield Text(row.setting), yes, Text(row.value or "?"), Text(f"{who}; from {row.source}{doubt}")
         return
-    yield Text(row.setting), Text(""), Text(row.value or "?"), Text(f"checkpoint: {source}{doubt}")
+    yield Text(row.setting), Text(""), Text(row.value or "?"), Text(f"checkpoint: {row.source}{doubt}")
     if agreeing:
         yield Text(""), yes, Text(""), Text(short_names(agreeing), style="dim")
     for cells, mark in (
-        ([c for c in row.engines if c.agrees is False], Text("NO", style="bold yellow")),
-        ([c for c in row.engines if c.agrees is None], Text("?", style="dim")),
+        ([c for c in judged if c.agrees is False], Text("NO", style="bold yellow")),
+        ([c for c in judged if c.refuses], Text("-", style="dim")),
+        ([c for c in judged if c.agrees is None and not c.refuses], Text("?", style="dim")),
     ):
         for value, source, names in _grouped(cells):
             yield Text(""), mark, Text(value), Text(f"{names}: {source}" if source else names)

@@ -76,7 +76,7 @@ def flag(values: Mapping[str, object], key: str, *, default: bool = False, prefi
     """As getattr(config, key, default) gives it."""
     if key in values:
         return Reading(value=bool(values[key]), source=f"{prefix}{key}")
-    return Reading(value=default, source=f"no {key}: {str(default).lower()}")
+    return Reading(value=default, source=f"{prefix}{key} is absent")
 
 
 def rope_of(pair: Pair, values: Mapping[str, object]) -> Reading:
@@ -121,5 +121,10 @@ def has(pair: Pair, name: str) -> bool:
     return name in pair.tensors
 
 
-def layer_count(config: Mapping[str, object]) -> int:
-    return whole_number(config.get("num_hidden_layers")) or 1
+def num_layers(pair: Pair) -> int:
+    """Layers among the tensors."""
+    return len({name.split(".")[1] for name in pair.tensors if name.startswith("layers.")})
+
+
+def full_attention(pair: Pair) -> tuple[None, ...]:
+    return (None,) * num_layers(pair)

@@ -10,7 +10,7 @@ from driftscope.check.engines.engine import (
     Reading,
     Readings,
     default_ids,
-    layer_count,
+    full_attention,
     map_reading,
     refuses,
     rope_key,
@@ -42,7 +42,7 @@ def read(pair: Pair) -> Readings:
         "max_positions": Reading(
             value=pair.target.integer("max_position_embeddings"), source="the table grows with the text"
         ),
-        "sliding_window": Reading(value=(None,) * layer_count(config), source=off),
+        "sliding_window": Reading(value=full_attention(pair), source=off),
         "qkv_bias": Reading(value=False, source="hard-coded"),
         "weights": _weights(pair),
     }

@@ -20,9 +20,9 @@ from driftscope.check.engines.engine import (
     Readings,
     default_ids,
     flag,
+    full_attention,
     ids_of,
     is_on,
-    layer_count,
     map_reading,
     nested,
     rope_key,
@@ -83,9 +83,7 @@ def read(pair: Pair, *, version: Version) -> Readings:
         "lm_head": _lm_head(config),
         "rope": rope_of(pair, config) if version.has_fc_norm else _old_rope(config),
         "max_positions": _max_positions(pair, version),
-        "sliding_window": Reading(
-            value=(None,) * layer_count(config), source="only by --speculative-draft-window-size"
-        ),
+        "sliding_window": Reading(value=full_attention(pair), source="only by --speculative-draft-window-size"),
         "qkv_bias": Reading(value=False, source="hard-coded"),
         "weights": _weights(pair, version),
     }

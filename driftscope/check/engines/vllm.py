@@ -18,12 +18,13 @@ from driftscope.check.engines.engine import (
     Readings,
     default_ids,
     flag,
+    full_attention,
     has,
     ids_of,
     is_on,
-    layer_count,
     map_reading,
     nested,
+    num_layers,
     refuses,
     rope_of,
 )
@@ -101,7 +102,7 @@ def _load_speculators(config: Mapping[str, object]) -> _Loaded:
     if config.get("speculators_model_type") != "eagle3" or not isinstance(layer, Mapping):
         return _Loaded(config=config, family="", reason="not an eagle3 config with transformer_layer_config")
     kind = layer.get("model_type", "llama")
-    if kind not in SPECULATORS_FAMILIES:
+    if not isinstance(kind, str) or kind not in SPECULATORS_FAMILIES:
         return _Loaded(config=config, family="", reason=f"transformer_layer_config.model_type {kind!r}")
     flat: dict[str, object] = {**layer, "draft_vocab_size": config.get("draft_vocab_size")}
     if config.get("target_hidden_size") is not None:
@@ -111,7 +112,7 @@ def _load_speculators(config: Mapping[str, object]) -> _Loaded:
         flat[IDS] = config[IDS]
     return _Loaded(
         config=flat,
-        family=FAMILIES[SPECULATORS_FAMILIES[str(kind)]],
+        family=FAMILIES[SPECULATORS_FAMILIES[kind]],
         is_speculators=True,
         defaulted=frozenset(SPECULATORS_FLAGS) - config.keys(),
     )
@@ -134,7 +135,7 @@ def read(pair: Pair, *, version: Version, runner: str) -> Readings:
         "lm_head": _own_or_target(pair, "lm_head.weight"),
         "rope": rope_of(pair, config),
         "max_positions": _max_positions(pair, config, version),
-        "sliding_window": _sliding_window(loaded, version),
+        "sliding_window": _sliding_window(pair, loaded, version),
         "qkv_bias": flag(config, "attention_bias"),
         "weights": _weights(pair, loaded),
     }
@@ -143,7 +144,7 @@ def read(pair: Pair, *, version: Version, runner: str) -> Readings:
 def _flag(loaded: _Loaded, key: str) -> Reading:
     if key in loaded.defaulted:
         default = SPECULATORS_FLAGS[key]
-        return Reading(value=default, source=f"no {key}: {str(default).lower()} (configs/speculators/algos.py)")
+        return Reading(value=default, source=f"{key} is absent: default of configs/speculators/algos.py")
     return flag(loaded.config, key)
 
 
@@ -204,19 +205,17 @@ def _max_positions(pair: Pair, config: Mapping[str, object], version: Version) -
     return Reading(value=own, source=f"{own_source}; not raised for rope {kind}, max_model_len is cut to it")
 
 
-def _sliding_window(loaded: _Loaded, version: Version) -> Reading:
-    config, num_layers = loaded.config, layer_count(loaded.config)
+def _sliding_window(pair: Pair, loaded: _Loaded, version: Version) -> Reading:
+    config = loaded.config
     if loaded.family == "qwen3" and not version.has_qwen3_window:
-        return Reading(value=(None,) * num_layers, source="qwen3_eagle3.py has no window")
+        return Reading(value=full_attention(pair), source="qwen3_eagle3.py has no window")
     types = config.get("layer_types")
     if not isinstance(types, (list, tuple)) or not types:
-        return Reading(value=(None,) * num_layers, source="no layer_types")
-    if loaded.family == "llama" and len(types) < num_layers:
-        return refuses("layer_types is shorter than num_hidden_layers")
+        return Reading(value=full_attention(pair), source="no layer_types")
     window = whole_number(config.get("sliding_window"))
     if loaded.family == "qwen3" and not loaded.is_speculators and not is_on(config, "use_sliding_window"):
         window = None  # transformers' Qwen3Config drops it
-    kinds = [types[i] if i < len(types) else None for i in range(num_layers)]
+    kinds = [types[i] if i < len(types) else None for i in range(num_layers(pair))]
     return Reading(
         value=tuple(window if kind == "sliding_attention" else None for kind in kinds),
         source="layer_types, sliding_window",
@@ -246,9 +245,12 @@ def _weights(pair: Pair, loaded: _Loaded) -> Reading:
             dropped.append(name)
         if part == "input_norm" and not _norm_before_fc(loaded).value:
             dropped.append(name)
-    missing = layer_count(config) - len({n.split(".")[1] for n in pair.tensors if n.startswith("layers.")})
+    stated, types = whole_number(config.get("num_hidden_layers")) or 1, config.get("layer_types")
+    if loaded.family == "llama" and isinstance(types, (list, tuple)) and 0 < len(types) < stated:
+        return refuses("layer_types is shorter than num_hidden_layers")
+    missing = stated - num_layers(pair)
     if missing < 0:
-        return refuses(f"the weights hold more layers than num_hidden_layers = {layer_count(config)}")
+        return refuses(f"the weights hold more layers than num_hidden_layers = {stated}")
     if missing > 0:
         dropped.append(f"{missing} layers that config.json asks for have no weights")
     reason = _fc_mismatch(pair, config, loaded.family) if has_aux else ""
@@ -263,7 +265,7 @@ def _fc_mismatch(pair: Pair, config: Mapping[str, object], family: str) -> str:
         return ""
     width = whole_number(config.get("target_hidden_size")) or whole_number(config.get("hidden_size"))
     num_aux = _num_aux(config, family)
-    if width is None or fc.shape[1] == width * int(str(num_aux.value)):
+    if not width or not isinstance(num_aux.value, int) or fc.shape[1] == width * num_aux.value:
         return ""
     return f"fc is built for {num_aux.value} states ({num_aux.source}), the file's reads {fc.shape[1] / width:g}"
 

@@ -183,10 +183,9 @@ def find(pair: Pair) -> Iterator[Finding]:
 
 
 def _dead(pair: Pair) -> Iterator[Finding]:
-    num_places = 1 if pair.is_remote else 8
     for name, entry in sorted(pair.tensors.items()):
         if not is_float(entry) or 0 in entry.shape or "rotary_emb." in name:
             continue
-        what = dead(sample(entry, num_places))
+        what = dead(sample(entry, pair.num_places))
         if what:
             yield DEAD.finding(f"`{entry.name}` {list(entry.shape)} {what}", where=str(entry.path))

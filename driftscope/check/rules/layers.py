@@ -199,7 +199,7 @@ def _slices(pair: Pair) -> Iterator[Finding]:
     fc = pair.tensors.get("fc.weight")
     if pair.spec is None or not pair.spec.has_fc or fc is None or not is_float(fc):
         return
-    rows = sample(fc, 1 if pair.is_remote else 8)
+    rows = sample(fc, pair.num_places)
     width = pair.spec.target_hidden_size
     norms = np.linalg.norm(rows.reshape(len(rows), pair.spec.num_aux, width), axis=(0, 2))
     for layer_id, norm in zip(pair.spec.aux_layer_ids, norms, strict=True):

@@ -16,7 +16,7 @@ THETA = Check(
     severity=Severity.warning,
     why="Rope is the draft config's own, and a head may be trained with another base than its target; but the number is "
     "usually copied from the target, and a wrong one makes attention decay with distance. Where the key is absent every "
-    "engine takes 10000, as SafeAILab trains.",
+    "engine takes 10000; SafeAILab trains so on purpose.",
     evidence="rope_theta of both configs.",
     remedy="Write the base that training used; if in doubt measure the target's (the intervention rope)",
 )
@@ -192,27 +192,20 @@ def _rope(pair: Pair, rope: Mapping[str, object]) -> Iterator[Finding]:
     if target is None:
         return
     if rope["rope_theta"] != target["rope_theta"]:
-        is_stated = origin.source is not Source.engine_default
+        is_meant = origin.source is Source.engine_default and pair.spec.producer == "safeailab"
         yield THETA.finding(
             f"drafter {rope['rope_theta']:g} ({origin.detail}), target {target['rope_theta']:g}",
             where=pair.where,
-            severity=Severity.warning if is_stated else Severity.info,
+            severity=Severity.info if is_meant else Severity.warning,
         )
     mine, theirs = ({k: v for k, v in r.items() if k != "rope_theta"} for r in (rope, target))
     if mine != theirs:
-        is_lost = mine == {"rope_type": "default"} and pair.spec.max_position_embeddings > _unscaled_length(theirs)
+        is_meant = pair.spec.producer == "safeailab" or theirs == {"rope_type": "default"}
         yield SCALING.finding(
-            f"drafter {_shown(mine)}, target {_shown(theirs)}"
-            + ("; yet the drafter's max_position_embeddings is the scaled one" if is_lost else ""),
+            f"drafter {_shown(mine)}, target {_shown(theirs)}",
             where=pair.where,
-            severity=Severity.warning if is_lost else Severity.info,
+            severity=Severity.info if is_meant else Severity.warning,
         )
-
-
-def _unscaled_length(rope: Mapping[str, object]) -> float:
-    """The length that the target's scaling starts from; no limit where it does not say."""
-    length = rope.get("original_max_position_embeddings")
-    return float(length) if isinstance(length, (int, float)) else float("inf")
 
 
 def _shown(rope: Mapping[str, object]) -> str:

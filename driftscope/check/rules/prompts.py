@@ -10,6 +10,7 @@ from driftscope.check.pair import Pair
 
 MIN_COVERED_SHARE = 0.90  # of all tokens: published heads reach 93-98 % on text like their training's
 MIN_GROUP_SHARE = 0.80  # of one script, language or category
+MIN_PROXY_SHARE = 0.50  # of prompts that stand in for responses: users' words are rarer than a target's
 MIN_GROUP_TOKENS = 100  # fewer tell nothing
 
 LOW = Check(
@@ -19,8 +20,8 @@ LOW = Check(
     severity=Severity.warning,
     why="A target token outside the draft vocabulary can never be drafted: the covered share of the responses bounds "
     "acceptance at depth 1, and each deeper draft again.",
-    evidence="The covered share of the responses' tokens (of the prompts' where there are none) below "
-    f"{MIN_COVERED_SHARE:.0%}.",
+    evidence=f"The covered share of the responses' tokens below {MIN_COVERED_SHARE:.0%}. Where the file has no responses, "
+    f"prompts stand in: a warning below {MIN_PROXY_SHARE:.0%}, else a note.",
     remedy="Use a head with a larger or other draft vocabulary, or cut one from text of this kind and train again",
 )
 LOW_GROUP = Check(
@@ -31,7 +32,7 @@ LOW_GROUP = Check(
     why="Acceptance is good on average and near nothing on part of the traffic, usually text in another script than the "
     "head's training data.",
     evidence=f"The covered share of a script, language or category with at least {MIN_GROUP_TOKENS} tokens below "
-    f"{MIN_GROUP_SHARE:.0%}.",
+    f"{MIN_GROUP_SHARE:.0%} (prompts that stand in for responses: {MIN_PROXY_SHARE:.0%}, else a note).",
     remedy="Route this traffic without speculation, or train with a draft vocabulary that covers it",
 )
 TOO_LONG = Check(
@@ -49,14 +50,17 @@ CHECKS = (LOW, LOW_GROUP, TOO_LONG)
 
 
 def find(pair: Pair, coverage: Coverage, longest_tokens: int) -> Iterator[Finding]:
-    part = "response" if any(group.part == "response" for group in coverage.groups) else "prompt"
+    has_responses = any(group.part == "response" for group in coverage.groups)
+    part = "response" if has_responses else "prompt"
     for group in coverage.groups:
         if group.part != part or group.share is None or group.num_tokens < MIN_GROUP_TOKENS:
             continue
+        is_doubtful = not has_responses and group.share >= MIN_PROXY_SHARE
+        severity = Severity.info if is_doubtful else Severity.warning
         if group.by == "all" and group.share < MIN_COVERED_SHARE:
-            yield LOW.finding(_shown(group), where=coverage.path)
+            yield LOW.finding(_shown(group), where=coverage.path, severity=severity)
         elif group.by in ("script", "language", "category") and group.share < MIN_GROUP_SHARE:
-            yield LOW_GROUP.finding(f"{group.by} {group.name}: {_shown(group)}", where=coverage.path)
+            yield LOW_GROUP.finding(f"{group.by} {group.name}: {_shown(group)}", where=coverage.path, severity=severity)
     if pair.spec is not None and longest_tokens > pair.spec.max_position_embeddings:
         yield TOO_LONG.finding(
             f"{longest_tokens:,} tokens, the drafter has {pair.spec.max_position_embeddings:,} positions",

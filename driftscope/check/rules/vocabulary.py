@@ -11,13 +11,12 @@ from driftscope.check.definition import Check
 from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair
 from driftscope.check.vocab_map import draft_target_ids, stop_tokens
-from driftscope.check.weights import Likeness, is_float, likeness, pick, sample_same
+from driftscope.check.weights import is_float, likeness, pick
 from probes.checkpoint.files import MAX_INDEX_BYTES, read_json_object
 from probes.checkpoint.safetensors_file import read_array
 
 UNLIKE_COSINE = 0.5  # a copy of the target's embedding is at 1, a trained copy above 0.9, a random one at 0
-SAME_ROWS_COSINE = 0.3  # lm_head rows that started as the target's stay well above chance
-OTHER_ROWS_COSINE = 0.1
+SAME_ROWS_COSINE = 0.3  # lm_head rows that started as the target's stay well above chance, and twice above other rows
 NUM_HEAD_ROWS = 32
 TOKENIZER = "tokenizer.json"
 
@@ -205,16 +204,6 @@ CHECKS = (
 )
 
 
-def embedding_likeness(pair: Pair) -> Likeness | None:
-    """The drafter's own embedding against the target's; None where there are not two that can be compared."""
-    own, target = pair.tensors.get("embed_tokens.weight"), pair.target.embedding
-    if own is None or target is None or not (is_float(own) and is_float(target)):
-        return None
-    if len(own.shape) != 2 or len(target.shape) != 2 or own.shape[1] != target.shape[1]:
-        return None
-    return likeness(*sample_same(own, target, 1 if pair.is_remote or _is_remote_target(pair) else 8))
-
-
 def find(pair: Pair) -> Iterator[Finding]:
     yield from _embedding(pair)
     yield from _lm_head_rows(pair)
@@ -223,7 +212,7 @@ def find(pair: Pair) -> Iterator[Finding]:
 
 
 def _embedding(pair: Pair) -> Iterator[Finding]:
-    found = embedding_likeness(pair)
+    found = pair.embedding_likeness
     if found is not None and not found.is_equal and found.cosine < UNLIKE_COSINE:
         own = pair.tensors["embed_tokens.weight"]
         yield EMBEDDING.finding(
@@ -236,7 +225,7 @@ def _lm_head_rows(pair: Pair) -> Iterator[Finding]:
     head, target, d2t = pair.tensors.get("lm_head.weight"), pair.target.lm_head, pair.tensors.get("d2t")
     if head is None or target is None or d2t is None or not (is_float(head) and is_float(target)):
         return
-    if pair.is_remote or _is_remote_target(pair) or head.shape[1:] != target.shape[1:] or len(d2t.shape) != 1:
+    if pair.is_remote or head.shape[1:] != target.shape[1:] or len(d2t.shape) != 1:
         return
     offsets = read_array(d2t).astype(np.int64)
     rows = np.unique(np.linspace(0, len(offsets) - 1, NUM_HEAD_ROWS).astype(int))
@@ -249,7 +238,7 @@ def _lm_head_rows(pair: Pair) -> Iterator[Finding]:
         if inside.sum() >= len(ids) // 2:
             cosines[name] = likeness(mine[inside], pick(target, ids[inside].tolist())).cosine
     best = max(cosines, key=lambda name: cosines[name], default="as offsets")
-    if cosines.get(best, 0) > SAME_ROWS_COSINE and cosines.get("as offsets", 0) < OTHER_ROWS_COSINE:
+    if cosines.get(best, 0) > max(SAME_ROWS_COSINE, 2 * cosines.get("as offsets", 0)):
         shown = ", ".join(f"{name} {cosine:.2f}" for name, cosine in cosines.items())
         yield OTHER_ROWS.finding(f"mean cosine of {len(rows)} rows with d2t {shown}", where=f"{d2t.path}: {d2t.name}")
 
@@ -287,8 +276,3 @@ def _vocabulary(path: Path) -> Mapping[str, int]:
         if isinstance(token, Mapping) and isinstance(token.get("content"), str):
             result[token["content"]] = token.get("id")
     return result
-
-
-def _is_remote_target(pair: Pair) -> bool:
-    embedding = pair.target.embedding
-    return embedding is not None and not embedding.path.exists()
