@@ -21,13 +21,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, RUN_SUFFIX, next_part_number, part_name
+from driftscope.runs.files import DEPTHS, PROMPTS, ROUNDS, RUN_SUFFIX, next_part_number, part_name
 from driftscope.runs.heartbeat import Heartbeat
 from driftscope.runs.info import RUN_JSON, RunInfo, RunStatus, read_info, write_info
 from driftscope.runs.parquet import read_table, write_table
 from driftscope.runs.reader import batches_on_disk, prompt_keys
 from driftscope.runs.recover import Recovery, recover, refuse_if_being_written
-from driftscope.runs.schema import INTERVENTION_SCHEMA, PROMPT_SCHEMA, BatchKey, PromptKey
+from driftscope.runs.schema import PROMPT_SCHEMA, BatchKey, PromptKey
 from driftscope.runs.to_arrow import batch_key, depth_table, prompt_key, prompt_table, round_table
 from probes.errors import RunError
 from probes.record import PromptRecord, Record
@@ -175,10 +175,6 @@ class RunWriter:
         is_due = self._num_buffered_rounds >= FLUSH_ROUNDS or elapsed >= FLUSH_SECONDS
         if is_due and elapsed >= FLUSH_COST_RATIO * self._last_flush_seconds:
             self.flush()
-
-    def write_interventions(self, table: pa.Table) -> None:
-        """Store interventions.parquet (`INTERVENTION_SCHEMA`), replacing what was there."""
-        write_table(self.path / INTERVENTIONS, table.select(INTERVENTION_SCHEMA.names).cast(INTERVENTION_SCHEMA))
 
     def flush(self) -> None:
         """Put everything that was given so far on disk."""

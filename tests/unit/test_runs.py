@@ -19,10 +19,16 @@ from hypothesis import strategies as st
 
 from driftscope.runs import RunInfo, RunStatus, RunWriter, list_runs, read_run, verify
 from driftscope.runs.info import DrafterInfo
+from driftscope.runs.interventions import (
+    add_interventions,
+    intervention_keys,
+    mark_interventions,
+    remove_interventions,
+)
 from driftscope.runs.schema import DEPTH_SCHEMA, INTERVENTION_SCHEMA, NULLABLE_INTS, PROMPT_SCHEMA, ROUND_SCHEMA
 from probes.checkpoint.spec import DrafterSpec, Finding, Origin, Source
 from probes.errors import RunError
-from probes.record import REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import REGIONS, InterventionCounts, PromptRecord, RejectionReason, RoundBatch, TargetStates
 from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
 
 STARTS = 29  # of a synthetic response of 30 tokens: P-1 .. L-3
@@ -237,21 +243,53 @@ def test_list_runs(tmp_path: Path) -> None:
 
 
 def test_interventions(tmp_path: Path) -> None:
-    row = {"id": "norm_output", "kind": "flag", "drafter": "eagle3", "system_prompt": "default", "template": "default"}
-    row |= {
-        "context_tokens": 0,
-        "prompt_id": "p0",
-        "depth": 1,
-        "num_starts": 28,
-        "accepted": 20,
-        "baseline_accepted": 9,
-    }
-    with RunWriter(tmp_path / "a.drift", make_info()) as writer:
-        writer.write_interventions(pa.Table.from_pylist([row]))
-    table = read_run(tmp_path / "a.drift").interventions()
+    prompt = make_prompt()
+    counts = InterventionCounts(
+        id="norm_output_on",
+        kind="wiring",
+        drafter="eagle3",
+        system_prompt="default",
+        template="default",
+        context_tokens=0,
+        prompt_id=prompt.prompt_id,
+        num_starts=np.array([28, 28]),
+        accepted=np.array([20, 11]),
+        baseline_accepted=np.array([9, 2]),
+    )
+    states = TargetStates(
+        system_prompt="default",
+        template="default",
+        context_tokens=0,
+        prompt_id=prompt.prompt_id,
+        aux_layer_id=2,
+        num_positions=9,
+        cosine=0.5,
+        norm_ratio=1.0,
+        gram_similarity=1.0,
+    )
+    path = write_run(tmp_path / "a.drift")
+    assert read_run(path).interventions().num_rows == 0
+    add_interventions(path, [counts], [states])
+    add_interventions(
+        path, [dataclasses.replace(counts, id="reference_target", response_token_ids=np.resize([5, 6], 40))], []
+    )
+    run = read_run(path)
+    table = run.interventions()
     assert table.schema.equals(INTERVENTION_SCHEMA)
-    assert table.to_pylist() == [row]
-    assert read_run(write_run(tmp_path / "b.drift")).interventions().num_rows == 0
+    assert [(r["id"], r["depth"], r["accepted"]) for r in table.to_pylist()] == [
+        ("norm_output_on", 1, 20),
+        ("norm_output_on", 2, 11),
+        ("reference_target", 1, 20),
+        ("reference_target", 2, 11),
+    ]
+    assert table["is_degenerate"].to_pylist() == [None, None, True, True]
+    assert {key.id for key in intervention_keys(run)} == {"norm_output_on", "reference_target"}
+    assert run.target_states()["cosine"].to_pylist() == [0.5]
+    mark_interventions(path, ["norm_output_on"], "other")
+    assert (read_run(path).info.interventions, read_run(path).info.reference_target) == (["norm_output_on"], "other")
+    remove_interventions(path, ["reference_target"])
+    assert read_run(path).interventions().num_rows == 2
+    assert read_run(path).target_states().num_rows == 0
 
 
 def test_drafter_info_keeps_where_each_setting_came_from() -> None:

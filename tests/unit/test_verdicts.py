@@ -1,0 +1,305 @@
+"""Every rule on facts made by hand: what it needs, what it must not be fooled by, and the order of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
+from driftscope.diagnosis.gains import Counts, gains
+from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
+from driftscope.diagnosis.verdicts import RULES, judge
+from driftscope.diagnosis.waterfall import PARTS, Waterfall
+from driftscope.runs import read_run
+from driftscope.stats.paired import holm, paired_difference
+from probes.record import REGIONS
+from tests.synthetic_run import make_records, write_run
+
+NUM_PROMPTS, NUM_STARTS, DEPTH = 12, 50, 4
+PROMPTS = tuple(f"p{i}" for i in range(NUM_PROMPTS))
+DEFAULT, OTHER, LONG = ("default", "default", 0), ("other", "default", 0), ("default", "default", 1024)
+
+
+def counts_of(shares: list[float], *, spread: float = 0.02, num: int = NUM_STARTS) -> np.ndarray:
+    """int [prompt, depth]: `num` times these shares, a little different from prompt to prompt."""
+    wiggle = np.linspace(-spread, spread, NUM_PROMPTS)[:, None]
+    return np.round(num * np.clip(np.array(shares)[None, :] + wiggle, 0, 1)).astype(np.int64)
+
+
+def facts_of(
+    where: tuple[str, str, int] = DEFAULT,
+    *,
+    conditional: tuple[float, ...] = (0.6, 0.55, 0.5, 0.5),
+    fresh: tuple[float, ...] = (0.6, 0.6, 0.6, 0.6),
+    outside: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    chain_decay: float = 0.3,
+    interventions: dict[str, tuple[str, list[float]]] | None = None,
+    paths: dict[str, list[float]] | None = None,
+    **changes: Any,
+) -> ConditionFacts:
+    """`interventions`: id -> kind and marginal acceptance by depth; `paths`: id -> share right at each depth."""
+    marginal = list(np.cumprod(conditional))
+    accepted = counts_of(marginal)
+    reached = np.concatenate([np.full((NUM_PROMPTS, 1), NUM_STARTS), accepted[:, :-1]], axis=1)
+    loss = np.zeros((NUM_PROMPTS, len(PARTS)))
+    loss[:, PARTS.index("chain_decay")] = NUM_STARTS * (chain_decay + np.linspace(-0.02, 0.02, NUM_PROMPTS))
+    loss[:, PARTS.index("hard_token")] = NUM_STARTS * 2.0
+    ones = np.full(NUM_PROMPTS, NUM_STARTS)
+    start = np.full((NUM_PROMPTS, DEPTH), NUM_STARTS)
+    tried: list[Counts] = []
+    if interventions is not None:
+        tried.append(Counts("baseline", "baseline", PROMPTS, start, accepted, accepted))
+        for id, (kind, shares) in interventions.items():
+            tried.append(Counts(id, kind, PROMPTS, start, counts_of(shares) if shares else accepted, accepted))
+    for id, shares in (paths or {}).items():
+        right = np.round(reached * np.array(shares)).astype(np.int64)
+        tried.append(Counts(id, "path", PROMPTS, reached, right, accepted))
+    values = {
+        "key": ("d", *where),
+        "prompt_ids": PROMPTS,
+        "num_prompts": NUM_PROMPTS,
+        "num_degenerate": 0,
+        "num_rounds": ones,
+        "num_accepted": accepted.sum(axis=1),
+        "reached": reached,
+        "accepted": accepted,
+        "gap": reached * (np.array(fresh) - np.array(conditional))[None, :],
+        "num_gap": reached.astype(float),
+        "out_of_vocab": reached * np.array(outside)[None, :],
+        "waterfall": Waterfall(loss, ones, ones, ones, ones * 0),
+        "counts": tuple(tried),
+        "gains": tuple(gains(tried)),
+    }
+    return ConditionFacts(**(values | changes))
+
+
+def ids_of(facts: ConditionFacts, *others: ConditionFacts, reference: RunFacts | None = None) -> list[str]:
+    return [v.id.value for v in verdicts_of(facts, *others, reference=reference)[0]]
+
+
+def verdicts_of(
+    facts: ConditionFacts, *others: ConditionFacts, reference: RunFacts | None = None
+) -> tuple[list[Verdict], list[NotJudged]]:
+    run = RunFacts({f.key: f for f in (facts, *others)})
+    return judge(facts, run, reference)
+
+
+TRIED: dict[str, tuple[str, list[float]]] = {"aux_ids_plus_1": ("wiring", [])}  # tried, and it changed nothing
+
+
+def test_healthy_needs_interventions_to_be_sure() -> None:
+    [verdict], not_judged = verdicts_of(facts_of(interventions=TRIED))
+    assert (verdict.id, verdict.confidence) == (VerdictId.healthy, "high")
+    assert {n.id: n.reason for n in not_judged} == {VerdictId.target_changed: "needs_reference"}
+    [verdict], not_judged = verdicts_of(facts_of())
+    assert (verdict.id, verdict.confidence) == (VerdictId.healthy, "low")
+    assert {n.id for n in not_judged if n.reason == "needs_interventions"} == {VerdictId.wiring_fault}
+
+
+def test_too_few_prompts_or_rounds() -> None:
+    few = facts_of(prompt_ids=PROMPTS[:4], num_rounds=np.full(4, 50))
+    assert ids_of(few) == ["not_enough_data"]
+    assert ids_of(facts_of(num_rounds=np.full(NUM_PROMPTS, 4))) == ["not_enough_data"]
+    assert ids_of(facts_of(prompt_ids=(), num_degenerate=NUM_PROMPTS)) == ["degenerate_text"]
+    assert ids_of(facts_of(num_degenerate=7, interventions=TRIED)) == ["degenerate_text"]
+
+
+@pytest.mark.parametrize(
+    ("id", "kind", "where", "expected"),
+    [
+        ("aux_ids_plus_1", "wiring", DEFAULT, "wiring_fault"),
+        ("norm_output_on", "wiring", DEFAULT, "feedback_fault"),
+        ("norm_before_residual_off", "wiring", DEFAULT, "feedback_fault"),
+        ("d2t_absolute", "vocabulary", DEFAULT, "wiring_fault"),
+        ("full_draft_vocab", "vocabulary", DEFAULT, "vocabulary_gap"),
+        ("rope_target", "context", DEFAULT, "wiring_fault"),
+        ("window_off", "context", LONG, "context_limit"),
+        ("reference_system_prompt", "template", OTHER, "template_shift"),
+        ("reference_target", "target", DEFAULT, "target_changed"),
+        ("rescale_state", "sensitivity", DEFAULT, "healthy"),
+        ("hide_own_keys", "sensitivity", DEFAULT, "healthy"),
+    ],
+)
+def test_a_repair_names_its_cause(id: str, kind: str, where: tuple[str, str, int], expected: str) -> None:
+    better = [0.75, 0.5, 0.3, 0.2]
+    verdicts, _ = verdicts_of(facts_of(where, interventions={**TRIED, id: (kind, better)}))
+    assert [v.id.value for v in verdicts] == [expected]
+    assert verdicts[0].confidence == "high"
+    if expected != "healthy":
+        assert verdicts[0].evidence[-1 if expected == "vocabulary_gap" else 0].value == pytest.approx(0.57, abs=0.05)
+
+
+def test_small_or_uncertain_gains_make_no_verdict() -> None:
+    small = {"aux_ids_plus_1": ("wiring", [0.64, 0.35, 0.18, 0.09])}  # +0.08: counted, not a verdict
+    facts = facts_of(interventions=small)
+    assert facts.gains[0].is_counted
+    assert ids_of(facts) == ["healthy"]
+    one_prompt = facts_of(interventions=TRIED)
+    baseline, tried = one_prompt.counts
+    lucky = tried.accepted.copy()
+    lucky[0] = NUM_STARTS  # +0.24 on average, all of it from one prompt
+    counts = [baseline, replace(tried, accepted=lucky)]
+    result = gains(counts)
+    assert result[0].difference.estimate is not None
+    assert result[0].difference.estimate > 0.15
+    assert not result[0].is_counted
+    assert ids_of(replace(one_prompt, gains=tuple(result))) == ["healthy"]
+
+
+def test_holm_is_over_the_conditions_interventions() -> None:
+    assert holm([0.04]) == [True]
+    assert holm([0.04, 0.5]) == [False, False]
+    assert holm([0.001, 0.02, 0.04, None]) == [True, True, True, False]
+    assert holm([0.03, 0.001, 0.9]) == [False, True, False]
+
+
+def test_a_rope_that_helps_short_text_too_is_wiring() -> None:
+    better = {"rope_target": ("context", [0.75, 0.5, 0.3, 0.2])}
+    short, long = facts_of(interventions=better), facts_of(LONG, interventions=better)
+    assert ids_of(long, short) == ["wiring_fault"]
+    assert ids_of(long, facts_of(interventions=TRIED)) == ["context_limit"]
+
+
+def test_a_long_document_that_costs_is_a_context_limit() -> None:
+    worse = facts_of(LONG, conditional=(0.45, 0.4, 0.4, 0.4), interventions=TRIED)
+    verdicts, _ = verdicts_of(worse, facts_of(interventions=TRIED))
+    assert [v.id.value for v in verdicts] == ["context_limit"]
+    assert verdicts[0].confidence == "medium"  # measured, not repaired
+    _, not_judged = verdicts_of(worse)
+    assert VerdictId.context_limit in {n.id for n in not_judged if n.reason == "needs_reference"}
+
+
+def test_depth_one_as_bad_as_no_trained_drafter_is() -> None:
+    assert ids_of(facts_of(conditional=(0.03, 0, 0, 0), fresh=(0.03, 0, 0, 0), interventions=TRIED)) == ["wiring_fault"]
+    doubtful = facts_of(
+        conditional=(0.15, 0.1, 0, 0),
+        fresh=(0.15, 0.1, 0, 0),
+        interventions=TRIED,
+        checkpoint_errors=("d2t is all zero",),
+    )
+    verdicts, _ = verdicts_of(doubtful)
+    assert (verdicts[0].id.value, verdicts[0].confidence) == ("wiring_fault", "medium")
+    # bad under one prompt only: the prompt's fault, not the wiring's
+    bad = facts_of(OTHER, conditional=(0.05, 0, 0, 0), fresh=(0.05, 0, 0, 0), interventions=TRIED)
+    assert "wiring_fault" not in ids_of(bad, facts_of(interventions=TRIED))
+
+
+def test_a_collapse_at_depth_two_is_a_feedback_fault_in_any_condition() -> None:
+    collapsed = {"conditional": (0.6, 0.2, 0.2, 0.2), "interventions": TRIED}
+    assert ids_of(facts_of(**collapsed)) == ["feedback_fault"]
+    assert "feedback_fault" in ids_of(facts_of(OTHER, **collapsed), facts_of(interventions=TRIED))
+    assert ids_of(facts_of(conditional=(0.6, 0.32, 0.3, 0.3), interventions=TRIED)) == ["healthy"]  # 0.32 > 0.6 / 2
+
+
+def test_a_vocabulary_that_misses_the_text() -> None:
+    gap = facts_of(outside=(0.25, 0.25, 0.25, 0.25), interventions=TRIED)
+    verdicts, _ = verdicts_of(gap)
+    assert [(v.id.value, v.confidence) for v in verdicts] == [("vocabulary_gap", "medium")]
+    # 0.6 / 0.75, 0.55 / 0.75, 0.5 / 0.75 twice
+    expected = 0.8 + 0.8 * 0.7333 + 0.8 * 0.7333 * 0.6667 * (1 + 0.6667) - (0.6 + 0.33 + 0.165 + 0.0825)
+    assert verdicts[0].evidence[0].value == pytest.approx(expected, abs=0.02)
+    assert ids_of(facts_of(outside=(0.02, 0.02, 0.02, 0.02), interventions=TRIED)) == ["healthy"]
+
+
+DRIFTED = {"conditional": (0.6, 0.5, 0.35, 0.2), "chain_decay": 0.8, "interventions": TRIED}
+CHAIN, FRESH = [0.6, 0.5, 0.35, 0.2], [0.6, 0.6, 0.6, 0.6]
+REFERENCE_PATHS = {n: [0.6, 0.55, 0.5, 0.5] for n in ("patch_attention", "patch_residual")} | {"fresh": FRESH}
+
+
+@pytest.mark.parametrize(
+    ("attention", "residual", "expected"),
+    [
+        (FRESH, CHAIN, ["attention_drift"]),
+        (CHAIN, FRESH, ["state_drift"]),
+        (FRESH, FRESH, ["state_drift", "attention_drift"]),
+        (CHAIN, CHAIN, ["healthy"]),
+    ],
+)
+def test_drift_is_what_carries_the_excess(attention: list[float], residual: list[float], expected: list[str]) -> None:
+    paths = {"fresh": FRESH, "patch_attention": attention, "patch_residual": residual}
+    drifted = facts_of(OTHER, paths=paths, **DRIFTED)
+    reference = facts_of(paths=REFERENCE_PATHS, interventions=TRIED)
+    assert ids_of(drifted, reference) == expected
+
+
+def test_drift_needs_an_excess_growth_and_a_reference() -> None:
+    paths = {"fresh": FRESH, "patch_attention": FRESH, "patch_residual": FRESH}
+    reference = facts_of(paths=REFERENCE_PATHS, interventions=TRIED)
+    drifted = facts_of(OTHER, paths=paths, **DRIFTED)
+    no_excess = facts_of(OTHER, paths=paths, **(DRIFTED | {"chain_decay": 0.4}))
+    assert ids_of(no_excess, reference) == ["healthy"]
+    no_growth = facts_of(OTHER, paths=paths, **DRIFTED, fresh=(0.6, 0.6, 0.45, 0.3))
+    assert ids_of(no_growth, reference) == ["healthy"]
+    _, not_judged = verdicts_of(drifted)
+    assert {n.id for n in not_judged if n.reason == "needs_reference"} >= {
+        VerdictId.attention_drift,
+        VerdictId.state_drift,
+    }
+    _, not_judged = verdicts_of(facts_of(OTHER, **DRIFTED), reference)  # no path patches
+    assert {n.id for n in not_judged if n.reason == "needs_interventions"} >= {VerdictId.attention_drift}
+    # the reference condition itself, however it decays, is not drift: every drafter has a chain_gap
+    assert ids_of(facts_of(paths=paths, **DRIFTED)) == ["healthy"]
+    # unless another run of the same condition says what it was
+    before = RunFacts({reference.key: reference})
+    assert ids_of(facts_of(paths=paths, **DRIFTED), reference=before) == ["state_drift", "attention_drift"]
+
+
+def test_a_changed_target_is_told_from_a_rotated_one() -> None:
+    better = {"reference_target": ("target", [0.75, 0.5, 0.3, 0.2]), **TRIED}
+
+    def remedy(cosine: float, gram: float) -> str:
+        change = StateChange(aux_layer_id=2, cosine=cosine, norm_ratio=1.0, gram_similarity=gram)
+        verdicts, _ = verdicts_of(facts_of(interventions=better, state_changes=(change,)))
+        assert [v.id.value for v in verdicts] == ["target_changed"]
+        return verdicts[0].remedy
+
+    assert "Rotate" in remedy(0.01, 0.999)
+    assert "Rotate" not in remedy(0.6, 0.7)
+    assert "Rotate" not in remedy(0.97, 0.98)
+
+
+def test_what_is_proven_comes_before_what_is_only_measured() -> None:
+    better = {"reference_system_prompt": ("template", [0.68, 0.42, 0.22, 0.12]), **TRIED}
+    facts = facts_of(OTHER, conditional=(0.6, 0.2, 0.2, 0.2), outside=(0.3, 0, 0, 0), interventions=better)
+    assert ids_of(facts, facts_of(interventions=TRIED))[0] == "template_shift"
+
+
+def test_strong_recency_without_drift_is_not_attention_drift(tmp_path: Path) -> None:
+    """Own mass rises steeply with depth and the sink is left, but nothing more is lost than in the reference."""
+
+    def recent(batch: Any) -> Any:
+        if not hasattr(batch, "mass"):
+            return batch
+        mass = {name: np.zeros_like(batch.mass["own"]) for name in REGIONS}
+        rising = np.linspace(0, 0.9, batch.depth)[None, :, None, None]
+        mass["own"] = np.broadcast_to(rising, mass["own"].shape).astype(np.float32)
+        mass["user"] = 1 - mass["own"]
+        return replace(batch, mass=mass, recent_mass=mass["own"], own_excess=mass["own"] * 0.5)
+
+    records = [recent(r) for r in make_records(num_prompts=8, num_response_tokens=40, drafters=("eagle3",))]
+    facts = run_facts(read_run(write_run(tmp_path / "a.drift", records)))
+    for condition in facts.conditions.values():
+        verdicts, _ = judge(condition, facts, None)
+        assert not {v.id.value for v in verdicts} & {"attention_drift", "state_drift"}
+
+
+def test_paired_difference_pools_and_pairs() -> None:
+    found = paired_difference(np.array([3, 10]), np.array([2, 4]), np.array([2, 8]), np.array([2, 4]))
+    assert found.estimate == pytest.approx(13 / 6 - 10 / 6)
+    assert (found.low, found.p_value, found.num_prompts) == (None, None, 2)
+    ones = np.full(8, 4)
+    same = paired_difference(ones + 2, ones, ones, ones)
+    assert (same.estimate, same.low, same.high, same.p_value) == (0.5, 0.5, 0.5, 0.0)
+    left_out = paired_difference(np.array([3, 10]), np.array([2, 0]), np.array([2, 8]), np.array([2, 4]))
+    assert left_out.num_prompts == 1
+
+
+def test_every_verdict_has_its_row_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip(" `") for line in text.splitlines() if line.startswith("| `")]
+    assert [r for r in rows if r in set(VerdictId)] == [v.value for v in VerdictId]
+    assert {rule.__name__ for rule in RULES} | {"healthy", "not_enough_data"} == {v.value for v in VerdictId}
