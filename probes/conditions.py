@@ -19,6 +19,7 @@ class PromptInput:
     prompt_id: str
     messages: tuple[Mapping[str, object], ...]
     category: str | None = None
+    language: str | None = None  # where the file says it
     tools: tuple[Mapping[str, object], ...] = ()
     response: str | None = None
     response_token_ids: tuple[int, ...] | None = None  # in place of `response`

@@ -102,8 +102,7 @@ def _count(
 ) -> None:
     labels = [("all", "all")]
     labels += [("category", prompt.category)] if prompt.category else []
-    language = getattr(prompt, "language", None)  # of readers whose files say it
-    labels += [("language", language)] if isinstance(language, str) else []
+    labels += [("language", prompt.language)] if prompt.language else []
     length = 0
     for part, ids, pieces in _pieces(prompt, tokenizer):
         length += len(ids)
@@ -172,6 +171,7 @@ def _uncovered(counts: _Counts, tokenizer: Any) -> Iterator[UncoveredToken]:
 
 
 def _notes(prompts: PromptFile) -> Iterator[str]:
-    yield from (f"{note} ({count} prompts)" for note, count in prompts.notes.items())
+    yield from (f"left out: {reason} ({count} lines)" for reason, count in prompts.left_out.items())
+    yield from (f"{note} ({count} lines)" for note, count in prompts.notes.items())
     if not any(prompt.is_forced for prompt in prompts.prompts):
         yield "the file has no responses: prompts stand in for what the target will write"

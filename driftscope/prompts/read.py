@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from probes.errors import InputError
 
 TEXT = "text"
 TEXT_SUFFIXES = (".txt", ".md")
+LANGUAGE_KEYS = ("language", "lang", "locale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
     for line in read_lines(path):
         chosen = chosen or _detected(line)
         reading = chosen.read(line)
-        prompts += reading.prompts
+        prompts += _with_language(line, reading.prompts)
         notes.update(reading.notes)
         if reading.left_out:
             reasons[reading.left_out] += 1
@@ -106,6 +107,12 @@ def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
         )
     _check_ids(path, prompts)
     return PromptFile(path=path, format=chosen.name, prompts=tuple(prompts), notes=dict(notes), left_out=dict(reasons))
+
+
+def _with_language(line: Line, prompts: tuple[PromptInput, ...]) -> list[PromptInput]:
+    """Any format may carry it; no format names it otherwise."""
+    language = next((found for key in LANGUAGE_KEYS if (found := line.label_of(key)) is not None), None)
+    return [replace(prompt, language=language) for prompt in prompts]
 
 
 def _detected(first: Line) -> Format:
