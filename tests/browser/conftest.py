@@ -1,0 +1,192 @@
+"""The app in a real Chromium, on a small real run: the built-in target and drafters, measured here.
+
+Screenshots go to build/screenshots. Needs Chromium (`make test-browser` installs it) and axe-core in .venv/node.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+
+from driftscope.builtin import sample_prompts
+
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / "build" / "screenshots"
+AXE = ROOT / ".venv" / "node" / "node_modules" / "axe-core" / "axe.min.js"
+PAGES = ("Overview", "Compare", "Depth", "Heads", "Fusion", "Context", "Rounds", "Probe", "Definitions")
+SECONDS = 1_000  # playwright counts in ms
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+expect.set_options(timeout=60 * SECONDS)  # the machine may be busy: this bounds a hang, it measures nothing
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--demo-run", type=Path, help="a copy of this run instead of measuring one (saves a minute)")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder with one real run, `demo`: two drafters, three system prompts, two context lengths, six prompts."""
+    folder = tmp_path_factory.mktemp("runs")
+    if measured := request.config.getoption("--demo-run"):
+        shutil.copytree(measured, folder / "demo.drift")
+        return folder
+    system = sample_prompts() / "system"
+    command = [
+        *(sys.executable, "-c", "import sys; from driftscope.cli import main; sys.exit(main())", "probe"),
+        *("--target", "demo", "--drafter", "eagle3=demo:eagle3", "--drafter", "eagle3.1=demo:eagle3.1"),
+        *("--system-prompt", "default", "--system-prompt", f"persona={system / 'persona.txt'}"),
+        *("--system-prompt", f"policy={system / 'policy.txt'}", "--context-tokens", "0,384"),
+        *("--num-prompts", "6", "--max-new-tokens", "32", "--out", str(folder / "demo.drift")),
+    ]
+    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def app_url(runs: Path) -> Iterator[str]:
+    """`driftscope app` on that folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = "import sys; from driftscope.cli import main; sys.exit(main())"
+    arguments = ["app", str(runs), "--no-browser", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=runs)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            assert process.poll() is None, "the app has ended"
+            try:
+                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium."""
+    executable = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    assert executable, "there is no Chromium: make test-browser installs it"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visitor:
+    """A page that remembers what went wrong on it."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self._on_request)
+        page.on("response", self._on_response)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        # Opened below its root, Streamlit looks for its own base path by trial: a 404 on _stcore belongs to that.
+        if message.type == "error" and "/_stcore/" not in message.location.get("url", ""):
+            self.errors.append(message.text)
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((self.url, self.url.replace("http", "ws"), "data:", "blob:")):
+            self.foreign.append(request.url)
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and "/_stcore/" not in response.url:
+            self.errors.append(f"{response.status} {response.url}")
+
+    def open(self, path: str = "/") -> None:
+        """A page by its address."""
+        self.page.goto(self.url + path)
+        self.settle()
+
+    def go(self, title: str) -> None:
+        """A page by the navigation; in a narrow window it is behind the menu button."""
+        link = self.page.get_by_role("link", name=title, exact=True)
+        if not link.first.is_visible():
+            self.page.get_by_test_id("stExpandSidebarButton").click()
+        link.first.click()
+        if self.page.viewport_size and self.page.viewport_size["width"] < 600:
+            close = self.page.get_by_test_id("stSidebarCollapseButton").get_by_role("button")
+            if close.is_visible():
+                close.click()
+        expect(self.page.get_by_role("heading", level=1)).to_have_text(title)
+        self.settle()
+
+    def settle(self) -> None:
+        """Until Streamlit says that it is done and every chart is drawn."""
+        expect(self.page.get_by_role("heading", level=1)).to_be_visible()
+        app = self.page.get_by_test_id("stApp")
+        expect(app).to_have_attribute("data-test-script-state", "notRunning")
+        self.page.wait_for_timeout(300)
+        expect(app).to_have_attribute("data-test-script-state", "notRunning")
+        for chart in self.page.get_by_test_id("stPlotlyChart").all():
+            expect(chart.locator(".main-svg").first).to_be_attached()
+
+    def screenshot(self, name: str) -> None:
+        """The whole page, at the window's width."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        size = self.page.viewport_size
+        assert size is not None
+        height = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        self.page.set_viewport_size({"width": size["width"], "height": min(max(size["height"], height + 20), 5_000)})
+        self.page.wait_for_timeout(400)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+        self.page.set_viewport_size(size)
+
+    def violations(self) -> list[dict[str, Any]]:
+        """What axe-core calls serious or critical."""
+        assert AXE.is_file(), "axe-core is missing: make test-browser installs it"
+        self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        result = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            {"id": v["id"], "help": v["help"], "nodes": [n["html"][:300] for n in v["nodes"][:4]]}
+            for v in result["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+
+    def check(self) -> None:
+        """Nothing went wrong, nothing was asked of another machine."""
+        assert self.errors == []
+        assert self.foreign == []
+
+
+def describe(violations: list[dict[str, Any]]) -> str:
+    """For an assertion's message."""
+    return json.dumps(violations, indent=1, ensure_ascii=False)
+
+
+MODES = {
+    "light": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
+    "narrow": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+}
+
+
+@pytest.fixture
+def visit(browser: Browser, app_url: str, request: pytest.FixtureRequest) -> Iterator[Visitor]:
+    """A fresh window; parametrize indirectly with a key of MODES for another than light."""
+    mode = getattr(request, "param", "light")
+    context = browser.new_context(**MODES[mode])
+    visitor = Visitor(context.new_page(), app_url)
+    yield visitor
+    context.close()
