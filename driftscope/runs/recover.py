@@ -17,6 +17,7 @@ from driftscope.runs.files import (
     PROMPTS,
     ROUNDS,
     SUMMARY,
+    TARGET_STATES,
     part_name,
     part_numbers,
     set_aside,
@@ -26,7 +27,13 @@ from driftscope.runs.heartbeat import WRITER_JSON, is_being_written
 from driftscope.runs.info import Counts, RunStatus, read_info, write_info
 from driftscope.runs.parquet import num_rows, read_table
 from driftscope.runs.reader import batches_on_disk
-from driftscope.runs.schema import DEPTH_SCHEMA, INTERVENTION_SCHEMA, PROMPT_SCHEMA, ROUND_SCHEMA
+from driftscope.runs.schema import (
+    DEPTH_SCHEMA,
+    INTERVENTION_SCHEMA,
+    PROMPT_SCHEMA,
+    ROUND_SCHEMA,
+    TARGET_STATE_SCHEMA,
+)
 from probes.errors import RunError
 
 
@@ -67,6 +74,7 @@ def recover(path: str | Path) -> Recovery:
     aside: list[SetAside] = []
     _set_aside_unreadable(run / PROMPTS, PROMPT_SCHEMA, aside)
     _set_aside_unreadable(run / INTERVENTIONS, INTERVENTION_SCHEMA, aside)
+    _set_aside_unreadable(run / TARGET_STATES, TARGET_STATE_SCHEMA, aside)
     for number in part_numbers(run / ROUNDS):
         _set_aside_unreadable(run / ROUNDS / part_name(number), ROUND_SCHEMA, aside)
     for number in part_numbers(run / DEPTHS):
@@ -95,8 +103,11 @@ def recover(path: str | Path) -> Recovery:
     if aside and (run / SUMMARY).exists():
         reason = "it was made from parts that are set aside"
         aside.append(SetAside(file=str(set_aside(run / SUMMARY)), reason=reason))
+    tried = [] if any(Path(part.file).name.startswith(INTERVENTIONS) for part in aside) else info.interventions
     notes = [*info.notes, *(f"{Path(part.file).relative_to(run)}: {part.reason}" for part in aside)]
-    write_info(run, info.model_copy(update={"status": status, "counts": counts, "notes": notes}))
+    write_info(
+        run, info.model_copy(update={"status": status, "counts": counts, "notes": notes, "interventions": tried})
+    )
     return Recovery(
         path=str(run), status=status, num_temporary_files_removed=len(temporary), set_aside=aside, counts=counts
     )

@@ -15,11 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
-from driftscope.runs.files import DEPTHS, PROMPTS, ROUNDS, part_name, part_numbers
+from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, TARGET_STATES, part_name, part_numbers
 from driftscope.runs.info import RunStatus
 from driftscope.runs.parquet import read_table
 from driftscope.runs.reader import Run, read_run
-from driftscope.runs.schema import AUX_COLUMNS, DEPTH_SCHEMA, MASS_COLUMNS, PROMPT_SCHEMA, ROUND_SCHEMA, BatchKey
+from driftscope.runs.schema import (
+    AUX_COLUMNS,
+    DEPTH_SCHEMA,
+    INTERVENTION_SCHEMA,
+    MASS_COLUMNS,
+    PROMPT_SCHEMA,
+    ROUND_SCHEMA,
+    TARGET_STATE_SCHEMA,
+    BatchKey,
+)
 from driftscope.stats.thresholds import FUSION_SUM_TOLERANCE, MASS_SUM_TOLERANCE
 from probes.errors import RunError
 
@@ -62,8 +71,8 @@ def verify(path: str | Path) -> Verification:
 def _readable(run: Run) -> Check:
     files = [(run.path / ROUNDS / part_name(n), ROUND_SCHEMA) for n in part_numbers(run.path / ROUNDS)]
     files += [(run.path / DEPTHS / file.name, DEPTH_SCHEMA) for file, _ in files]
-    if (run.path / PROMPTS).exists():
-        files.append((run.path / PROMPTS, PROMPT_SCHEMA))
+    small = ((PROMPTS, PROMPT_SCHEMA), (INTERVENTIONS, INTERVENTION_SCHEMA), (TARGET_STATES, TARGET_STATE_SCHEMA))
+    files += [(run.path / name, schema) for name, schema in small if (run.path / name).exists()]
     failures = []
     for file, schema in files:
         try:

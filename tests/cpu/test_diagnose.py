@@ -9,13 +9,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
 from probes.drafter.model import Drafter
 from probes.interventions.registry import ALL
-from tests.tiny_models import matched_drafter, tiny_target
+from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
 TURNS = ("where is the river", "sum two and three", "name a tree", "what is a bell", "tell me more", "who is there")
@@ -105,6 +107,34 @@ def test_missing_interventions_are_run_and_stored_and_name_the_cause(
     assert (again, same) == (code, output)
     assert read_run(path).interventions().num_rows == rows
     assert main(["runs", "verify", str(path)]) == 0
+
+
+def test_faults_of_a_checkpoint_are_named(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """d2t zeroed, a random embedding, a random lm_head: each is found by its own repair."""
+    generator = torch.Generator().manual_seed(4)
+    sound = load_file(pair / "sound" / "model.safetensors")
+    width = sound["lm_head.weight"].shape[1]
+    faults = {
+        "no_map": {"d2t": torch.zeros_like(sound["d2t"])},
+        "no_embedding": {"embed_tokens.weight": torch.randn(VOCAB_SIZE, width, generator=generator).bfloat16()},
+        "no_head": {"lm_head.weight": torch.randn(sound["lm_head.weight"].shape, generator=generator).bfloat16()},
+    }
+    drafters = []
+    for name, tensors in faults.items():
+        folder = Path(shutil.copytree(pair / "sound", tmp_path / name))
+        save_file({**sound, **tensors}, folder / "model.safetensors")
+        drafters += ["--drafter", f"{name}={folder}"]
+    out = tmp_path / "faults.drift"
+    options = ["--target", str(pair / "target"), "--prompts", str(pair / "prompts.jsonl"), "--out", str(out)]
+    assert main(["probe", *options, *drafters, "--max-new-tokens", "24", "--depth", "3"]) == 0
+    code, output = diagnosed([str(out)], capsys)
+    assert code == 1
+    first = {c["drafter"]: c["verdicts"][0] for c in output["conditions"]}
+    assert {name: verdict["id"] for name, verdict in first.items()} == dict.fromkeys(faults, "wiring_fault")
+    repairs = {name: [e["name"] for e in verdict["evidence"]] for name, verdict in first.items()}
+    assert "d2t_from_t2d" in repairs["no_map"]
+    assert "target_embedding" in repairs["no_embedding"]
+    assert "target_lm_head" in repairs["no_head"]
 
 
 def test_the_waterfall_is_the_walks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
