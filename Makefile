@@ -29,8 +29,8 @@ $(VENV)/.app: $(VENV)/.probe
 demo: $(VENV)/.probe  ## the whole main job on a CPU: writes runs/demo.drift and prints it
 	$(BIN)/driftscope demo --out $(RUNS)/demo.drift
 
-test: $(VENV)/.dev lint  ## everything but vLLM
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu
+test: $(VENV)/.dev lint  ## linters, types, import contracts, all tests that need neither vLLM nor Chromium nor a GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu tests/app
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -45,3 +45,5 @@ clean:
 	rm -rf .venv .venv-vllm build dist *.egg-info
 
 include vllm.mk
+include browser.mk
+-include packaging.mk
