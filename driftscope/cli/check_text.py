@@ -21,6 +21,11 @@ MOST_GROUPS = 12  # rows of one kind in the coverage table
 MOST_UNCOVERED = 12
 
 
+def plain(value: str, style: str = "") -> Text:
+    """Text out of files, shown and not obeyed: no markup, and no control characters for the terminal."""
+    return Text("".join(c if c.isprintable() else "\ufffd" for c in value), style=style)
+
+
 def print_report(out: Console, report: CheckReport) -> None:
     """Print the whole page."""
     _print_head(out, report)
@@ -31,7 +36,7 @@ def print_report(out: Console, report: CheckReport) -> None:
     if report.not_checked:
         out.print("\n[bold]Not checked[/bold]")
         for sentence in report.not_checked:
-            out.print(Padding(Text(sentence), (0, 0, 0, 2)))
+            out.print(Padding(plain(sentence), (0, 0, 0, 2)))
 
 
 def print_checks(out: Console, listing: CheckList) -> None:
@@ -47,7 +52,7 @@ def print_checks(out: Console, listing: CheckList) -> None:
 
 def _print_head(out: Console, report: CheckReport) -> None:
     target, drafter = report.target, report.drafter
-    out.print(Text(f"target   {target.name}", style="bold"), soft_wrap=True)
+    out.print(plain(f"target   {target.name}", "bold"), soft_wrap=True)
     about = [
         target.model_type or "unknown kind",
         f"{target.num_layers} layers" if target.num_layers else "",
@@ -56,8 +61,8 @@ def _print_head(out: Console, report: CheckReport) -> None:
         f"{target.max_position_embeddings:,} positions" if target.max_position_embeddings else "",
         f"quantised ({target.quantization})" if target.quantization else "",
     ]
-    out.print("         " + ", ".join(part for part in about if part), markup=False)
-    out.print(Text(f"drafter  {drafter.name}", style="bold"), soft_wrap=True)
+    out.print(plain("         " + ", ".join(part for part in about if part)))
+    out.print(plain(f"drafter  {drafter.name}", "bold"), soft_wrap=True)
     if drafter.producer is not None:
         layers = f"{drafter.num_layers} {drafter.family} layer" + ("s" if drafter.num_layers != 1 else "")
         out.print(
@@ -89,7 +94,7 @@ def _print_labelled(out: Console, label: str, value: str) -> None:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=13, justify="right", style="dim")
     grid.add_column(overflow="fold")
-    grid.add_row(label, Text(value))
+    grid.add_row(label, plain(value))
     out.print(grid)
 
 
@@ -119,9 +124,9 @@ def _setting_lines(row: SettingRow) -> Iterator[tuple[Text, Text, Text, Text]]:
     yes = Text("yes", style="green")
     if len(agreeing) == len(judged):
         who = "every engine" if len(judged) == len(row.engines) else "all that load it"
-        yield Text(row.setting), yes, Text(row.value or "?"), Text(f"{who}; from {row.source}{doubt}")
+        yield Text(row.setting), yes, plain(row.value or "?"), plain(f"{who}; from {row.source}{doubt}")
         return
-    yield Text(row.setting), Text(""), Text(row.value or "?"), Text(f"checkpoint: {row.source}{doubt}")
+    yield Text(row.setting), Text(""), plain(row.value or "?"), plain(f"checkpoint: {row.source}{doubt}")
     if agreeing:
         yield Text(""), yes, Text(""), Text(short_names(agreeing), style="dim")
     for cells, mark in (
@@ -130,7 +135,7 @@ def _setting_lines(row: SettingRow) -> Iterator[tuple[Text, Text, Text, Text]]:
         ([c for c in judged if c.agrees is None and not c.refuses], Text("?", style="dim")),
     ):
         for value, source, names in _grouped(cells):
-            yield Text(""), mark, Text(value), Text(f"{names}: {source}" if source else names)
+            yield Text(""), mark, plain(value), plain(f"{names}: {source}" if source else names)
 
 
 def _grouped(cells: Sequence[Cell]) -> Iterator[tuple[str, str, str]]:
@@ -146,8 +151,9 @@ def _print_coverage(out: Console, coverage: Coverage) -> None:
         f"\n[bold]Vocabulary coverage[/bold]  {coverage.draft_vocab_size:,} of {coverage.vocab_size:,} ids can be drafted"
     )
     out.print(
-        f"{coverage.path} ({coverage.format}): {coverage.num_prompts:,} prompts, {coverage.num_responses:,} responses",
-        markup=False,
+        plain(
+            f"{coverage.path} ({coverage.format}): {coverage.num_prompts:,} prompts, {coverage.num_responses:,} responses"
+        ),
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -163,7 +169,7 @@ def _print_coverage(out: Console, coverage: Coverage) -> None:
             left_out[by] += 1
             continue
         table.add_row(
-            by if shown[by] == 1 else "", Text(name), *_numbers(parts.get("prompt")), *_numbers(parts.get("response"))
+            by if shown[by] == 1 else "", plain(name), *_numbers(parts.get("prompt")), *_numbers(parts.get("response"))
         )
     out.print(table)
     for by, count in left_out.items():
@@ -171,9 +177,9 @@ def _print_coverage(out: Console, coverage: Coverage) -> None:
     if coverage.uncovered:
         out.print("\nMost frequent tokens that can never be drafted (times in prompts, in responses):")
         words = [f"{t.text!r} {t.num_prompt}+{t.num_response}" for t in coverage.uncovered[:MOST_UNCOVERED]]
-        out.print(Padding(Text("   ".join(words)), (0, 0, 0, 2)))
+        out.print(Padding(plain("   ".join(words)), (0, 0, 0, 2)))
     for note in coverage.notes:
-        out.print(Text(f"! {note}", style="yellow"))
+        out.print(plain(f"! {note}", "yellow"))
 
 
 def _by_name(groups: Sequence[CoverageGroup]) -> dict[tuple[str, str], dict[str, CoverageGroup]]:

@@ -166,7 +166,7 @@ def _weights(pair: Pair, version: Version) -> Reading:
             for legacy, current in LEGACY.items():
                 new = new.replace(legacy, current)
         pattern = NEW_NAMES if version.has_fc_norm else OLD_NAMES
-        is_input_norm = version.has_norm_before_fc and new.split(".")[-2] == "input_norm"
+        is_input_norm = version.has_norm_before_fc and new.removeprefix("model.").startswith("input_norm.")
         known = re.fullmatch(pattern, new) is not None or is_input_norm
         inside = new.removeprefix("model.")
         if (
