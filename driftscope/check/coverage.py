@@ -32,6 +32,7 @@ class _Counts:
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     covered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     uncovered: dict[str, Counter[int]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
+    num_responses: int = 0  # texts
     longest_tokens: int = 0  # of a prompt with its response
 
 
@@ -60,12 +61,12 @@ def measure_coverage(pair: Pair, path: Path, *, format: str | None = None) -> tu
         path=str(path),
         format=prompts.format,
         num_prompts=len(prompts.prompts),
-        num_responses=sum(prompt.is_forced for prompt in prompts.prompts),
+        num_responses=counts.num_responses,
         draft_vocab_size=draft_vocab_size,
         vocab_size=vocab_size,
         groups=tuple(_groups(counts)),
         uncovered=tuple(_uncovered(counts, tokenizer)),
-        notes=tuple(_notes(prompts)),
+        notes=tuple(_notes(prompts, counts)),
     )
     return coverage, counts.longest_tokens
 
@@ -106,6 +107,7 @@ def _count(
     length = 0
     for part, ids, pieces in _pieces(prompt, tokenizer):
         length += len(ids)
+        counts.num_responses += part == "response"
         for token, piece in zip(ids, pieces, strict=True):
             is_covered = token < draft_vocab_size if reached is None else token in reached
             for by, name in (*labels, ("script", script_of(piece))):
@@ -170,8 +172,8 @@ def _uncovered(counts: _Counts, tokenizer: Any) -> Iterator[UncoveredToken]:
         )
 
 
-def _notes(prompts: PromptFile) -> Iterator[str]:
+def _notes(prompts: PromptFile, counts: _Counts) -> Iterator[str]:
     yield from (f"left out: {reason} ({count} lines)" for reason, count in prompts.left_out.items())
     yield from (f"{note} ({count} lines)" for note, count in prompts.notes.items())
-    if not any(prompt.is_forced for prompt in prompts.prompts):
+    if not counts.num_responses:
         yield "the file has no responses: prompts stand in for what the target will write"

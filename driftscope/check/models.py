@@ -80,7 +80,7 @@ class Coverage(_Model):
     path: str
     format: str
     num_prompts: int
-    num_responses: int
+    num_responses: int  # answers in the file, those of earlier turns too
     draft_vocab_size: int
     vocab_size: int
     groups: tuple[CoverageGroup, ...]

@@ -117,7 +117,9 @@ def _map_of(spec: DrafterSpec) -> str:
     return "identity" if spec.draft_vocab_size != spec.vocab_size else "none"
 
 
-def setting_rows(pair: Pair, *, is_targets_embedding: bool | None, engines: Sequence[Engine] = ENGINES) -> list[SettingRow]:
+def setting_rows(
+    pair: Pair, *, is_targets_embedding: bool | None, engines: Sequence[Engine] = ENGINES
+) -> list[SettingRow]:
     """Every setting by every engine. `is_targets_embedding`: the drafter's own is a copy of it; None: not known."""
     readings = {engine.name: _of_engine(engine.read(pair)) for engine in engines}
     rows = []
@@ -155,7 +157,7 @@ def _cell(
         agrees = found.value == value
         if setting.name == "max_positions":
             agrees = _reaches(pair, found.value)
-        elif setting.name == "embeddings" and not agrees:
+        elif setting.name == "embeddings" and (value, found.value) == ("own", "target"):
             agrees = is_targets_embedding
     text = found.text or (None if found.value is None else setting.text(found.value))
     return Cell(

@@ -66,7 +66,7 @@ def test_counts(pair: tuple[str, str], tmp_path: Path) -> None:
     )
     coverage = report.coverage
     assert coverage is not None
-    assert (coverage.num_prompts, coverage.num_responses) == (3, 3)
+    assert (coverage.num_prompts, coverage.num_responses) == (3, 4)
     assert (coverage.draft_vocab_size, coverage.vocab_size) == (12, 40)
     assert _counts(coverage, "all") == {("prompt", "all"): (7, 10), ("response", "all"): (6, 12)}
     assert _counts(coverage, "category") == {

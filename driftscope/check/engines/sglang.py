@@ -1,8 +1,8 @@
 """SGLang's Llama-type drafter in three states of its llama_eagle3.py: before PR 24663 (fc_norm, norm_output), after it,
 and after PR 32334 (norm_before_fc, gpt-oss ids as boundaries).
 
-Read: models/llama_eagle3.py, model_executor/model_runner.py, speculative/eagle_worker.py, the models'
-set_eagle3_layers_to_capture.
+Read: models/llama_eagle3.py (before and after PR 24663), model_executor/model_runner.py, speculative/eagle_worker.py, the
+models' set_eagle3_layers_to_capture. What PR 32334 changed is taken from the PR's own text.
 """
 
 from __future__ import annotations
