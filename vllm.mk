@@ -10,8 +10,9 @@ VLLM_PIP_INSTALL := $(VLLM_PIP) install -q --disable-pip-version-check -c constr
 TORCH_CPU := torch==2.13.0+cpu
 
 .PHONY: test-vllm
+# A test that takes minutes is stuck: where, is then printed.
 test-vllm: $(VLLM_VENV)/.probe  ## the drafter's forward pass and its acceptance against vLLM's
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q -o faulthandler_timeout=300 tests/vllm
 
 # vLLM's extension module is linked against libnuma. `--clear`: a changed list leaves no old packages behind.
 $(VLLM_VENV)/.vllm: vllm.mk constraints.txt
