@@ -28,6 +28,12 @@ def first_acceptance(facts: ConditionFacts) -> float | None:
     return float(facts.accepted[:, 0].sum() / reached) if reached else None
 
 
+def out_of_vocab_share(facts: ConditionFacts) -> float | None:
+    """Of the tokens emitted at depth 1, those that no draft can be: each emitted token once in a dense replay."""
+    reached = facts.reached[:, 0].sum()
+    return float(facts.out_of_vocab[:, 0].sum() / reached) if reached else None
+
+
 def second_depth(facts: ConditionFacts) -> SecondDepth | None:
     """None with K = 1, without a fresh pass, or where depth 1 is never accepted."""
     if facts.reached.shape[1] < 2 or not facts.num_gap[:, 1].sum():

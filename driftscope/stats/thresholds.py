@@ -31,6 +31,7 @@ VERDICT_MIN_POSITIONS = 30  # at one depth, before a rule reads a conditional ra
 DEGENERATE_VERDICT_SHARE = 0.5  # of a condition's prompts
 UNWIRED_MAX_FIRST_ACCEPTANCE = 0.1  # at depth 1 under the reference prompt: no trained drafter is that bad
 DOUBTFUL_MAX_FIRST_ACCEPTANCE = 0.2  # the same beside an error found in the checkpoint
+VOCABULARY_GAP_MIN_SHARE = 0.2  # of the emitted tokens; a cut vocabulary leaves out some by design, not one in five
 FEEDBACK_MIN_SHARE_OF_FRESH = 0.5  # acceptance_conditional[2] below this share of fresh there is a feedback_fault
 DRIFT_MIN_RECOVERED_SHARE = 0.5  # of the excess chain_gap that a path patch must recover to be its carrier
 TARGET_MIN_COSINE = 0.9  # mean cosine of this target's states with the reference's; below it they are other states

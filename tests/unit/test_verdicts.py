@@ -115,7 +115,6 @@ def test_too_few_prompts_or_rounds() -> None:
         ("norm_output_on", "wiring", DEFAULT, "feedback_fault"),
         ("norm_before_residual_off", "wiring", DEFAULT, "feedback_fault"),
         ("d2t_absolute", "vocabulary", DEFAULT, "wiring_fault"),
-        ("full_draft_vocab", "vocabulary", DEFAULT, "vocabulary_gap"),
         ("rope_target", "context", DEFAULT, "wiring_fault"),
         ("window_off", "context", LONG, "context_limit"),
         ("reference_system_prompt", "template", OTHER, "template_shift"),
@@ -130,7 +129,7 @@ def test_a_repair_names_its_cause(id: str, kind: str, where: tuple[str, str, int
     assert [v.id.value for v in verdicts] == [expected]
     assert verdicts[0].confidence == "high"
     if expected != "healthy":
-        assert verdicts[0].evidence[-1 if expected == "vocabulary_gap" else 0].value == pytest.approx(0.57, abs=0.05)
+        assert verdicts[0].evidence[0].value == pytest.approx(0.57, abs=0.05)
 
 
 def test_small_or_uncertain_gains_make_no_verdict() -> None:
@@ -202,16 +201,23 @@ def test_a_vocabulary_that_misses_the_text() -> None:
     # 0.6 / 0.75, 0.55 / 0.75, 0.5 / 0.75 twice
     expected = 0.8 + 0.8 * 0.7333 + 0.8 * 0.7333 * 0.6667 * (1 + 0.6667) - (0.6 + 0.33 + 0.165 + 0.0825)
     assert verdicts[0].evidence[0].value == pytest.approx(expected, abs=0.02)
-    assert ids_of(facts_of(outside=(0.02, 0.02, 0.02, 0.02), interventions=TRIED)) == ["healthy"]
+    # what a cut vocabulary costs by design is said, and no fault
+    verdicts, _ = verdicts_of(facts_of(outside=(0.1, 0.1, 0.1, 0.1), interventions=TRIED))
+    assert [v.id.value for v in verdicts] == ["healthy"]
+    assert verdicts[0].evidence[1].name == "vocabulary_loss"
+    repaired = {**TRIED, "full_draft_vocab": ("vocabulary", [0.75, 0.5, 0.3, 0.2])}
+    verdicts, _ = verdicts_of(facts_of(outside=(0.25, 0.25, 0.25, 0.25), interventions=repaired))
+    assert [(v.id.value, v.confidence) for v in verdicts] == [("vocabulary_gap", "high")]
+    assert ids_of(facts_of(outside=(0.1, 0.1, 0.1, 0.1), interventions=repaired)) == ["healthy"]
 
 
 DRIFTED = {"conditional": (0.6, 0.5, 0.35, 0.2), "chain_decay": 0.8, "interventions": TRIED}
 CHAIN, FRESH = [0.6, 0.5, 0.35, 0.2], [0.6, 0.6, 0.6, 0.6]
-REFERENCE_PATHS = {n: [0.6, 0.55, 0.5, 0.5] for n in ("patch_attention", "patch_residual")} | {"fresh": FRESH}
+REFERENCE_PATHS = {n: [0.6, 0.55, 0.5, 0.5] for n in ("patch_attention", "patch_state")} | {"fresh": FRESH}
 
 
 @pytest.mark.parametrize(
-    ("attention", "residual", "expected"),
+    ("attention", "state", "expected"),
     [
         (FRESH, CHAIN, ["attention_drift"]),
         (CHAIN, FRESH, ["state_drift"]),
@@ -219,15 +225,15 @@ REFERENCE_PATHS = {n: [0.6, 0.55, 0.5, 0.5] for n in ("patch_attention", "patch_
         (CHAIN, CHAIN, ["healthy"]),
     ],
 )
-def test_drift_is_what_carries_the_excess(attention: list[float], residual: list[float], expected: list[str]) -> None:
-    paths = {"fresh": FRESH, "patch_attention": attention, "patch_residual": residual}
+def test_drift_is_what_carries_the_excess(attention: list[float], state: list[float], expected: list[str]) -> None:
+    paths = {"fresh": FRESH, "patch_attention": attention, "patch_state": state}
     drifted = facts_of(OTHER, paths=paths, **DRIFTED)
     reference = facts_of(paths=REFERENCE_PATHS, interventions=TRIED)
     assert ids_of(drifted, reference) == expected
 
 
 def test_drift_needs_an_excess_growth_and_a_reference() -> None:
-    paths = {"fresh": FRESH, "patch_attention": FRESH, "patch_residual": FRESH}
+    paths = {"fresh": FRESH, "patch_attention": FRESH, "patch_state": FRESH}
     reference = facts_of(paths=REFERENCE_PATHS, interventions=TRIED)
     drifted = facts_of(OTHER, paths=paths, **DRIFTED)
     no_excess = facts_of(OTHER, paths=paths, **(DRIFTED | {"chain_decay": 0.4}))
