@@ -77,8 +77,7 @@ def test_masses_are_those_of_the_models_own_attention(build) -> None:  # type: i
         expected["learned_sink"] = 1 - probability.sum(dim=-1)
         for column, name in enumerate(COMPARED_REGIONS):
             torch.testing.assert_close(masses.by_layer[index][:, column], expected[name], atol=1e-5, rtol=0)
-    types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(weights)
-    assert (masses.full_mean is None) == ("full_attention" not in types)
+    assert (masses.full_mean is None) == (build is mistral_with_a_window)  # a window in each of its layers
 
 
 def test_divergence_by_hand() -> None:
