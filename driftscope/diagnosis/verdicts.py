@@ -36,6 +36,8 @@ from driftscope.stats.thresholds import (
     VERDICT_MIN_TOKENS,
     VOCABULARY_GAP_MIN_SHARE,
 )
+from probes.interventions.base import PROOF_KINDS
+from probes.interventions.registry import BY_ID
 
 FEEDBACK_WIRING = ("norm_output_", "norm_before_residual_")
 """Wiring that decides what is fed back; its repair proves a feedback_fault, that of any other a wiring_fault."""
@@ -144,7 +146,7 @@ def wiring_fault(case: Case) -> Outcome:
         return _found(
             VerdictId.wiring_fault, "medium" if errors else "low", evidence, remedy, VERDICT_MIN_TOKENS, is_proven=False
         )
-    return None if facts.gains else _needs_interventions(VerdictId.wiring_fault)
+    return None if _has_repairs(facts) else _needs_interventions(VerdictId.wiring_fault)
 
 
 def feedback_fault(case: Case) -> Outcome:
@@ -395,6 +397,11 @@ def _is_wiring(gain: Gain, case: Case) -> bool:
     return short is not None and any(g.id == gain.id and g.is_counted for g in short.gains)
 
 
+def _has_repairs(facts: ConditionFacts) -> bool:
+    """Whether anything that could prove a cause was tried, so that its absence means something."""
+    return any(g.kind in PROOF_KINDS for g in facts.gains)
+
+
 def _found(
     id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str, tokens: float | None, *, is_proven: bool
 ) -> Found:
@@ -432,8 +439,6 @@ def _gain_evidence(gain: Gain) -> Evidence:
 
 def _how(id: str) -> str:
     """What the intervention does, in the registry's words."""
-    from probes.interventions.registry import BY_ID
-
     return BY_ID[id].changes if id in BY_ID else id
 
 
@@ -469,4 +474,4 @@ def _healthy(case: Case) -> Verdict:
     loss = vocabulary_loss(facts)
     costs = [_vocabulary_evidence(loss)] if (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
     remedy = "A larger draft vocabulary would help; nothing is at fault." if costs else "Nothing to do."
-    return _verdict(VerdictId.healthy, "high" if facts.gains else "low", [evidence, *costs], remedy)
+    return _verdict(VerdictId.healthy, "high" if _has_repairs(facts) else "low", [evidence, *costs], remedy)
