@@ -113,7 +113,7 @@ class RoundBatch:
     target_rank_of_draft: np.ndarray | None = None  # int32, 0 = most probable
     overlap: np.ndarray | None = None  # float32, sum min(p, q)
     accepted: np.ndarray  # int8: 1, 0, -1 = not reached
-    rejection_reason: np.ndarray  # uint8, RejectionReason
+    rejection_reason: np.ndarray | None  # uint8, RejectionReason; None where the engine does not say
     fresh_token: np.ndarray | None = None  # int32: depth 1's prediction at slot t+k-1 with true features
     fresh_right: np.ndarray | None = None  # int8
     hidden_feedback_norm: np.ndarray | None = None  # float32: L2 of what is fed back

@@ -19,13 +19,15 @@ from driftscope.cli.check import check
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
 from driftscope.cli.demo import demo
 from driftscope.cli.diagnose import diagnose
+from driftscope.cli.export import export
+from driftscope.cli.import_ import import_
 from driftscope.cli.probe import probe
 from driftscope.cli.runs import runs
 from driftscope.cli.schema import schema
 from driftscope.cli.show import show
 from probes.errors import DriftscopeError, InputError
 
-COMMANDS = (demo, check, probe, show, app_command, diagnose, schema)
+COMMANDS = (demo, check, probe, show, app_command, diagnose, export, schema)
 GROUPS = {"runs": runs}
 
 # typer brings its own copy of click or imports the real one, depending on its version: take the class from its own tree
@@ -57,6 +59,7 @@ def _root(
 
 for _command in COMMANDS:
     app.command()(_command)
+app.command("import")(import_)  # a keyword cannot be a function's name
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 

@@ -18,6 +18,8 @@ OUTPUTS = {
     "probe": "driftscope.cli.measuring:MeasureOutput",
     "show": "driftscope.summary:Summary",
     "diagnose": "driftscope.diagnosis.models:Diagnosis",
+    "import": "driftscope.cli.import_:ImportOutput",
+    "export": "driftscope.cli.export:ExportOutput",
     "runs list": "driftscope.runs:RunList",
     "runs recover": "driftscope.runs:Recovery",
     "runs verify": "driftscope.runs:Verification",
