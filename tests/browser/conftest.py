@@ -101,6 +101,11 @@ class Visitor:
         page.on("request", self._on_request)
         page.on("response", self._on_response)
 
+    @property
+    def is_narrow(self) -> bool:
+        """The sidebar lies over the page."""
+        return self.page.viewport_size is not None and self.page.viewport_size["width"] < 600
+
     def _on_console(self, message: ConsoleMessage) -> None:
         # Opened below its root, Streamlit looks for its own base path by trial: a 404 on _stcore belongs to that.
         if message.type == "error" and "/_stcore/" not in message.location.get("url", ""):
@@ -121,14 +126,10 @@ class Visitor:
 
     def go(self, title: str) -> None:
         """A page by the navigation; in a narrow window it is behind the menu button."""
-        link = self.page.get_by_role("link", name=title, exact=True)
-        if not link.first.is_visible():
-            self.page.get_by_test_id("stExpandSidebarButton").click()
-        link.first.click()
-        if self.page.viewport_size and self.page.viewport_size["width"] < 600:
-            close = self.page.get_by_test_id("stSidebarCollapseButton").get_by_role("button")
-            if close.is_visible():
-                close.click()
+        menu = self.page.get_by_test_id("stExpandSidebarButton")
+        if self.is_narrow and menu.is_visible():
+            menu.click()
+        self.page.get_by_role("link", name=title, exact=True).first.click()
         expect(self.page.get_by_role("heading", level=1)).to_have_text(title)
         self.settle()
 

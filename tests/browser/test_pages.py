@@ -31,7 +31,7 @@ def test_every_page(visit: Visitor, request: pytest.FixtureRequest) -> None:
 def test_every_chart_has_a_text_alternative(visit: Visitor) -> None:
     visit.open("/depth")
     charts = visit.page.get_by_test_id("stPlotlyChart")
-    assert charts.count() >= 9
+    expect(charts).to_have_count(11)
     for chart in charts.all():
         label = chart.evaluate(
             "e => [e, ...e.querySelectorAll('*')].map(x => x.getAttribute('aria-label') || '').find(x => x.length > 60)"
