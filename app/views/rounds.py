@@ -267,7 +267,7 @@ def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary)
         st.success(f"All {num_drafts} drafts accepted, and the bonus token.", icon=":material/done_all:")
         return
     failed = rows[accepted]
-    reason = failed["rejection_reason"].replace("_", " ")
+    reason = _reason(failed)
     drafted, emitted = words.one(failed["draft_token"]), words.one(failed["target_token"])
     fresh = ""
     if failed["fresh_right"] is not None and accepted:
@@ -283,6 +283,11 @@ def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary)
     )
 
 
+def _reason(row: dict[str, Any]) -> str:
+    """An imported run does not know why a draft was rejected."""
+    return (row["rejection_reason"] or "reason not known").replace("_", " ")
+
+
 def _code(text: str) -> str:
     return text.replace("`", "'")
 
@@ -296,7 +301,7 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
         "target": [words.one(r["target_token"]) for r in rows],
         "p drafter": [r["draft_prob"] for r in rows],
         "p target": [r["target_prob_of_draft"] for r in rows],
-        "reason": [r["rejection_reason"].replace("_", " ") if r["accepted"] != 1 else "" for r in rows],
+        "reason": [_reason(r) if r["accepted"] != 1 else "" for r in rows],
         "rank in target": [r["target_rank_of_draft"] for r in rows],
         "fresh": [words.one(r["fresh_token"]) for r in rows],
         "fresh right": ["" if r["fresh_right"] is None else ("yes" if r["fresh_right"] else "no") for r in rows],
