@@ -138,7 +138,7 @@ def _redact_value(value: Any, found: Counter[str]) -> Any:
 
 
 def _has_form_of_ipv6(text: str) -> bool:
-    """Two colons alone are a name in C++, three words with colons a time of day."""
+    """`a::b` is an address too, but then every qualified name of C++ would be."""
     return text.count(":") >= 2 and any(character.isdigit() for character in text)
 
 
