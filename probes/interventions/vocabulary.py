@@ -83,12 +83,16 @@ class NearestRowMap(_OtherMap):
 
 
 class FullVocabulary(DrafterIntervention):
-    """What a draft vocabulary that covers every emitted token would give, as far as the target's own rows serve."""
+    """What a draft vocabulary that covers every emitted token would give, as far as untrained rows serve.
+
+    The target's rows as they are drown the trained ones (measured on the demo drafters: -1.8 tokens per round), so they
+    are first mapped onto the drafter's by the least-squares fit over the rows that both have.
+    """
 
     id = "full_draft_vocab"
     kind = "vocabulary"
     keeps_slots = True
-    changes = "drafts every target id: rows outside the draft vocabulary are the target's lm_head rows"
+    changes = "drafts every target id: rows it lacks are the target's lm_head rows, fitted linearly to the drafter's"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
         return spec.draft_vocab_size < spec.vocab_size and spec.hidden_size == target.hidden_size
@@ -98,9 +102,13 @@ class FullVocabulary(DrafterIntervention):
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         assert target.lm_head is not None
-        own = parts.tensors["lm_head.weight"]
-        rows = target.lm_head[: parts.spec.vocab_size].to(own.dtype).clone()
-        rows[_rows(parts) + parts.tensors["d2t"]] = own
+        import torch
+
+        own, ids = parts.tensors["lm_head.weight"], _rows(parts) + parts.tensors["d2t"]
+        theirs = target.lm_head[: parts.spec.vocab_size].float()
+        fit = torch.linalg.lstsq(theirs[ids], own.float()).solution  # [hidden, hidden]
+        rows = (theirs @ fit).to(own.dtype)
+        rows[ids] = own
         return {**parts.tensors, "lm_head.weight": rows, "d2t": parts.tensors["d2t"].new_zeros(len(rows))}
 
 

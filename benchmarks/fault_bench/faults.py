@@ -1,0 +1,171 @@
+"""Faults of three kinds, each with the causes that count as a right answer.
+
+Static: a checkpoint folder with one thing wrong. Dynamic: a sound checkpoint run wrongly, or on a text that it does not
+know. Reference: a target that was changed after the drafter was trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from probes.drafter.model import Drafter
+
+Tensors = dict[str, Tensor]
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StaticFault:
+    name: str
+    right: tuple[str, ...]  # verdicts that name the cause
+    change: Callable[[Config, Tensors], None]
+    kind: str  # which demo drafter: eagle3 | eagle3.1
+
+
+def _ids(ids: list[int]) -> Callable[[Config, Tensors], None]:
+    def change(config: Config, tensors: Tensors) -> None:
+        config["eagle_aux_hidden_state_layer_ids"] = ids
+
+    return change
+
+
+def _permuted(config: Config, tensors: Tensors) -> None:
+    low, mid, high = tensors["fc.weight"].chunk(3, dim=1)
+    tensors["fc.weight"] = torch.cat([high, low, mid], dim=1).contiguous()
+
+
+def _zeroed_map(config: Config, tensors: Tensors) -> None:
+    tensors["d2t"] = torch.zeros_like(tensors["d2t"])
+
+
+def _missing_map(config: Config, tensors: Tensors) -> None:
+    del tensors["d2t"], tensors["t2d"]
+
+
+def _flag(name: str, value: bool) -> Callable[[Config, Tensors], None]:
+    def change(config: Config, tensors: Tensors) -> None:
+        config[name] = value
+
+    return change
+
+
+def _lost_fc_norm(config: Config, tensors: Tensors) -> None:
+    config["fc_norm"] = False
+    for name in [n for n in tensors if n.startswith("fc_norm.")]:
+        del tensors[name]
+
+
+def _random_embedding(config: Config, tensors: Tensors) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size = (config["vocab_size"], config["hidden_size"])
+    tensors["embed_tokens.weight"] = (0.1 * torch.randn(size, generator=generator)).bfloat16()
+
+
+def _rope_theta(config: Config, tensors: Tensors) -> None:
+    config["rope_theta"] = 500.0
+    config["rope_parameters"]["rope_theta"] = 500.0
+
+
+def _swapped_input(config: Config, tensors: Tensors) -> None:
+    for name in "qkv":
+        key = f"midlayer.self_attn.{name}_proj.weight"
+        tensors[key] = tensors[key].roll(config["hidden_size"], dims=1).contiguous()
+
+
+WIRING, FEEDBACK = ("wiring_fault",), ("feedback_fault", "wiring_fault")
+STATIC = (
+    StaticFault("ids_shifted", WIRING, _ids([3, 16, 28]), "eagle3"),
+    StaticFault("ids_other", WIRING, _ids([4, 10, 20]), "eagle3.1"),
+    StaticFault("fc_permuted", WIRING, _permuted, "eagle3"),
+    StaticFault("d2t_zeroed", WIRING, _zeroed_map, "eagle3.1"),
+    StaticFault("d2t_missing", WIRING, _missing_map, "eagle3"),
+    StaticFault("norm_output_lost", FEEDBACK, _flag("norm_output", False), "eagle3.1"),
+    StaticFault("norm_output_added", FEEDBACK, _flag("norm_output", True), "eagle3"),
+    StaticFault("norm_before_residual_added", FEEDBACK, _flag("norm_before_residual", True), "eagle3"),
+    StaticFault("fc_norm_lost", WIRING, _lost_fc_norm, "eagle3.1"),
+    StaticFault("embedding_random", WIRING, _random_embedding, "eagle3"),
+    StaticFault("rope_theta_wrong", WIRING, _rope_theta, "eagle3.1"),
+    StaticFault("input_swapped", WIRING, _swapped_input, "eagle3.1"),
+)
+
+
+def break_checkpoint(sound: Path, folder: Path, fault: StaticFault) -> Path:
+    """A copy of the checkpoint `sound` with this one fault."""
+    shutil.copytree(sound, folder)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    fault.change(config, tensors)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@contextmanager
+def zeroed_feedback() -> Iterator[None]:
+    """Every drafter feeds back zeros while this lasts."""
+    predict = Drafter.predict
+
+    def broken(self: Drafter, stream: Tensor) -> tuple[Tensor, Tensor]:
+        logits, feedback = predict(self, stream)
+        return logits, torch.zeros_like(feedback)
+
+    Drafter.predict = broken  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Drafter.predict = predict  # type: ignore[method-assign]
+
+
+def noisy_target(target: Path, folder: Path, *, scale: float = 0.05, seed: int = 0) -> Path:
+    """Gaussian noise of `scale` times each matrix's own standard deviation on every layer's weights."""
+    shutil.copytree(target, folder)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in tensors.items():
+        if ".layers." in name and weight.dim() == 2:
+            noise = torch.randn(weight.shape, generator=generator) * scale * weight.float().std()
+            tensors[name] = (weight.float() + noise).to(weight.dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def rotated_target(target: Path, folder: Path, *, seed: int = 0) -> Path:
+    """The same function in another basis of the residual stream, as QuaRot does it: norm gains are folded into the
+    matrices that read the stream, then every reader and writer is rotated. Stored in float32, lm_head untied."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    size = config["hidden_size"]
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].float()
+    embedding = tensors["model.embed_tokens.weight"]
+    head = tensors.get("lm_head.weight", embedding)
+    tensors["lm_head.weight"] = (head * tensors["model.norm.weight"]) @ rotation
+    tensors["model.norm.weight"] = torch.ones(size)
+    tensors["model.embed_tokens.weight"] = embedding @ rotation
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        for norm, readers in (
+            ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+        ):
+            gain = tensors[f"{at}{norm}.weight"]
+            for reader in readers:
+                tensors[f"{at}{reader}.weight"] = (tensors[f"{at}{reader}.weight"] * gain) @ rotation
+            tensors[f"{at}{norm}.weight"] = torch.ones(size)
+        for writer in ("self_attn.o_proj", "mlp.down_proj"):
+            tensors[f"{at}{writer}.weight"] = rotation.T @ tensors[f"{at}{writer}.weight"]
+    config |= {"tie_word_embeddings": False, "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
