@@ -14,7 +14,7 @@ import pyarrow as pa
 from driftscope.runs import BatchKey
 from driftscope.runs.schema import CONDITION
 from driftscope.stats.paired import NO_DIFFERENCE, Difference, holm, paired_difference
-from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS
+from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS, VERDICT_MIN_TOKENS
 from probes.interventions.base import PROOF_KINDS
 from probes.interventions.registry import BASELINE
 
@@ -42,6 +42,16 @@ class Gain:
     difference: Difference
     first_difference: float | None  # of the acceptance at depth 1 alone
     is_counted: bool = False
+
+    @property
+    def tokens(self) -> float:
+        """The estimate; 0 without one."""
+        return self.difference.estimate or 0.0
+
+    @property
+    def is_repair(self) -> bool:
+        """Counted, and large enough to prove a cause."""
+        return self.is_counted and self.tokens >= VERDICT_MIN_TOKENS
 
 
 def counts_by_condition(table: pa.Table, degenerate: Collection[BatchKey]) -> dict[ConditionKey, list[Counts]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from driftscope.diagnosis import drift
+from driftscope.diagnosis.evidence import gain_evidence, how, verdict, vocabulary_evidence
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts
 from driftscope.diagnosis.gains import Gain
 from driftscope.diagnosis.measures import (
@@ -22,7 +23,6 @@ from driftscope.diagnosis.measures import (
     vocabulary_loss,
 )
 from driftscope.diagnosis.models import Evidence, NotJudged, Verdict, VerdictId
-from driftscope.stats.paired import Difference
 from driftscope.stats.thresholds import (
     DEGENERATE_VERDICT_SHARE,
     DOUBTFUL_MAX_FIRST_ACCEPTANCE,
@@ -37,7 +37,6 @@ from driftscope.stats.thresholds import (
     VOCABULARY_GAP_MIN_SHARE,
 )
 from probes.interventions.base import PROOF_KINDS
-from probes.interventions.registry import BY_ID
 
 FEEDBACK_WIRING = ("norm_output_", "norm_before_residual_")
 """Wiring that decides what is fed back; its repair proves a feedback_fault, that of any other a wiring_fault."""
@@ -111,22 +110,18 @@ def degenerate_text(case: Case) -> Outcome:
         threshold=DEGENERATE_VERDICT_SHARE,
     )
     remedy = "Loops are easy to draft and say nothing of real text: sample at T > 0, or use other prompts."
-    return Found(_verdict(VerdictId.degenerate_text, "high", [evidence], remedy), 0.0, is_proven=True)
+    return Found(verdict(VerdictId.degenerate_text, "high", [evidence], remedy), 0.0, is_proven=True)
 
 
 def wiring_fault(case: Case) -> Outcome:
     """A changed wiring gives acceptance back; else depth 1 is as bad as no trained drafter is."""
     facts = case.facts
-    best = [
-        g
-        for g in facts.gains
-        if g.is_counted and _is_wiring(g, case) and (g.difference.estimate or 0.0) >= VERDICT_MIN_TOKENS
-    ]
+    best = [g for g in facts.gains if g.is_repair and _is_wiring(g, case)]
     errors = [Evidence(name="checkpoint", statement=message) for message in facts.checkpoint_errors]
     if best:
-        remedy = f"The drafter is not loaded as it was trained. `{best[0].id}` gives it back: {_how(best[0].id)}."
-        evidence = [*(_gain_evidence(g) for g in best[:3]), *errors]
-        return _found(VerdictId.wiring_fault, "high", evidence, remedy, best[0].difference.estimate, is_proven=True)
+        remedy = f"The drafter is not loaded as it was trained. `{best[0].id}` gives it back: {how(best[0].id)}."
+        evidence = [*(gain_evidence(g) for g in best[:3]), *errors]
+        return _found(VerdictId.wiring_fault, "high", evidence, remedy, best[0].tokens, is_proven=True)
     first = first_acceptance(facts)
     base = case.reference if case.reference is not None else facts
     base_first = first_acceptance(base)
@@ -158,22 +153,16 @@ def feedback_fault(case: Case) -> Outcome:
         if g.is_counted and g.id.startswith(FEEDBACK_WIRING) and (g.difference.estimate or 0.0) >= VERDICT_MIN_TOKENS
     ]
     if best:
-        remedy = f"Set the flag as in training: `{best[0].id}` gives acceptance back ({_how(best[0].id)})."
-        return _found(
-            VerdictId.feedback_fault,
-            "high",
-            [_gain_evidence(g) for g in best],
-            remedy,
-            best[0].difference.estimate,
-            is_proven=True,
-        )
+        remedy = f"Set the flag as in training: `{best[0].id}` gives acceptance back ({how(best[0].id)})."
+        evidence = [gain_evidence(g) for g in best]
+        return _found(VerdictId.feedback_fault, "high", evidence, remedy, best[0].tokens, is_proven=True)
     depth_2 = second_depth(facts)
     if depth_2 is None or depth_2.num_positions < VERDICT_MIN_POSITIONS:
         return None
     shortfall = depth_2.shortfall
     if shortfall.estimate is None or shortfall.estimate <= 0 or not shortfall.is_above_zero:
         return None
-    evidence = Evidence(
+    collapse = Evidence(
         name="acceptance_conditional[2]",
         statement=f"{depth_2.conditional:.3f} of the second drafts are right where the first was, with true features "
         f"{depth_2.fresh:.3f} would be",
@@ -182,7 +171,7 @@ def feedback_fault(case: Case) -> Outcome:
     )
     remedy = "Depth 2 is the first that reads a fed-back state: check norm_output, the draft KV slots and positions."
     lost = tokens_of(depth_2.fresh) - tokens_of(depth_2.conditional)
-    return _found(VerdictId.feedback_fault, "medium", [evidence], remedy, lost, is_proven=False)
+    return _found(VerdictId.feedback_fault, "medium", [collapse], remedy, lost, is_proven=False)
 
 
 def vocabulary_gap(case: Case) -> Outcome:
@@ -191,12 +180,12 @@ def vocabulary_gap(case: Case) -> Outcome:
     if share is None or share < VOCABULARY_GAP_MIN_SHARE:
         return None  # every cut vocabulary costs something: `healthy` says how much
     repair = next((g for g in case.facts.gains if g.id == "full_draft_vocab"), None)
-    is_repaired = repair is not None and repair.is_counted and (repair.difference.estimate or 0) >= VERDICT_MIN_TOKENS
+    is_repaired = repair is not None and repair.is_repair
     is_measured = (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS and loss.is_above_zero
     if not is_repaired and not is_measured:
         return None
     evidence = [
-        _vocabulary_evidence(loss),
+        vocabulary_evidence(loss),
         Evidence(
             name="out_of_draft_vocab_share",
             statement=f"{share:.1%} of the emitted tokens cannot be drafted",
@@ -205,11 +194,11 @@ def vocabulary_gap(case: Case) -> Outcome:
         ),
     ]
     if repair is not None:
-        evidence.append(_gain_evidence(repair))
+        evidence.append(gain_evidence(repair))
     remedy = (
         "Train with a draft vocabulary counted on text like this (`driftscope check --prompts` lists what is missing)."
     )
-    size = max(loss.estimate or 0.0, (repair.difference.estimate or 0.0) if is_repaired and repair else 0.0)
+    size = repair.tokens if repair is not None and is_repaired else loss.estimate
     confidence = "high" if is_repaired else "medium"
     return _found(VerdictId.vocabulary_gap, confidence, evidence, remedy, size, is_proven=is_repaired)
 
@@ -220,17 +209,11 @@ def template_shift(case: Case) -> Outcome:
     if facts.key[1:3] == ("default", "default"):
         return None
     tried = [g for g in facts.gains if g.kind == "template"]
-    best = [g for g in tried if g.is_counted and (g.difference.estimate or 0.0) >= VERDICT_MIN_TOKENS]
+    best = [g for g in tried if g.is_repair]
     if best:
         remedy = "Train the drafter with this system prompt or template too, or serve it with the one it knows."
-        return _found(
-            VerdictId.template_shift,
-            "high",
-            [_gain_evidence(g) for g in best],
-            remedy,
-            best[0].difference.estimate,
-            is_proven=True,
-        )
+        evidence = [gain_evidence(g) for g in best]
+        return _found(VerdictId.template_shift, "high", evidence, remedy, best[0].tokens, is_proven=True)
     return None if tried else _needs_interventions(VerdictId.template_shift)
 
 
@@ -239,12 +222,7 @@ def context_limit(case: Case) -> Outcome:
     facts = case.facts
     if not facts.key[3]:
         return None
-    repairs = [
-        g
-        for g in facts.gains
-        if g.kind == "context" and g.is_counted and (g.difference.estimate or 0.0) >= VERDICT_MIN_TOKENS
-        if not _is_wiring(g, case)
-    ]
+    repairs = [g for g in facts.gains if g.kind == "context" and g.is_repair and not _is_wiring(g, case)]
     lost = dense_difference(case.without_document, facts) if case.without_document is not None else None
     is_lost = lost is not None and (lost.estimate or 0.0) >= VERDICT_MIN_TOKENS and lost.is_above_zero
     if not repairs and not is_lost:
@@ -263,12 +241,12 @@ def context_limit(case: Case) -> Outcome:
                 threshold=VERDICT_MIN_TOKENS,
             )
         )
-    evidence += [_gain_evidence(g) for g in repairs[:3]]
+    evidence += [gain_evidence(g) for g in repairs[:3]]
     if repairs:
-        remedy = f"`{repairs[0].id}` gives acceptance back at this length: {_how(repairs[0].id)}."
+        remedy = f"`{repairs[0].id}` gives acceptance back at this length: {how(repairs[0].id)}."
     else:
         remedy = "Train the drafter on texts of this length; `driftscope advise` says which depth still pays."
-    size = max([(lost.estimate or 0.0) if lost else 0.0, *(g.difference.estimate or 0.0 for g in repairs)])
+    size = max([(lost.estimate or 0.0) if lost else 0.0, *(g.tokens for g in repairs)])
     confidence = "high" if repairs else "medium"
     return _found(VerdictId.context_limit, confidence, evidence, remedy, size, is_proven=bool(repairs))
 
@@ -280,12 +258,12 @@ def target_changed(case: Case) -> Outcome:
     if swap is None and not facts.state_changes:
         detail = "give the target that the drafter was trained for: --reference-target"
         return NotJudged(id=VerdictId.target_changed, reason="needs_reference", detail=detail)
-    is_repaired = swap is not None and swap.is_counted and (swap.difference.estimate or 0.0) >= VERDICT_MIN_TOKENS
+    is_repaired = swap is not None and swap.is_repair
     worst = min(facts.state_changes, key=lambda s: s.cosine, default=None)
     is_other = worst is not None and worst.cosine < TARGET_MIN_COSINE
     if not is_repaired and not is_other:
         return None
-    evidence = [_gain_evidence(swap)] if swap is not None else []
+    evidence = [gain_evidence(swap)] if swap is not None else []
     remedy = "Train or fine-tune the drafter on this target's own states and texts."
     if worst is not None:
         is_rotated = is_other and worst.gram_similarity >= ROTATION_MIN_GRAM_SIMILARITY
@@ -301,7 +279,7 @@ def target_changed(case: Case) -> Outcome:
                 threshold=TARGET_MIN_COSINE,
             )
         )
-    size = (swap.difference.estimate or 0.0) if swap is not None else 0.0
+    size = swap.tokens if swap is not None else 0.0
     confidence = "high" if is_repaired else "medium"
     return _found(VerdictId.target_changed, confidence, evidence, remedy, size, is_proven=is_repaired)
 
@@ -405,41 +383,7 @@ def _has_repairs(facts: ConditionFacts) -> bool:
 def _found(
     id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str, tokens: float | None, *, is_proven: bool
 ) -> Found:
-    return Found(_verdict(id, confidence, evidence, remedy), tokens or 0.0, is_proven)
-
-
-def _verdict(id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str) -> Verdict:
-    return Verdict(id=id, confidence=confidence, evidence=evidence, remedy=remedy)
-
-
-def _vocabulary_evidence(loss: Difference) -> Evidence:
-    return Evidence(
-        name="vocabulary_loss",
-        statement=f"tokens outside the draft vocabulary cost {loss.estimate or 0.0:.2f} tokens per round, if they were "
-        "as easy as the others",
-        value=loss.estimate,
-        low=loss.low,
-        high=loss.high,
-        threshold=VERDICT_MIN_TOKENS,
-    )
-
-
-def _gain_evidence(gain: Gain) -> Evidence:
-    difference = gain.difference
-    return Evidence(
-        name=gain.id,
-        statement=f"{_how(gain.id)}: {difference.estimate or 0.0:+.2f} tokens per round over "
-        f"{difference.num_prompts} prompts",
-        value=difference.estimate,
-        low=difference.low,
-        high=difference.high,
-        threshold=VERDICT_MIN_TOKENS,
-    )
-
-
-def _how(id: str) -> str:
-    """What the intervention does, in the registry's words."""
-    return BY_ID[id].changes if id in BY_ID else id
+    return Found(verdict(id, confidence, evidence, remedy), tokens or 0.0, is_proven)
 
 
 def _needs_interventions(id: VerdictId) -> NotJudged:
@@ -459,7 +403,7 @@ def _too_little(case: Case) -> Verdict:
         value=float(len(facts.prompt_ids)),
         threshold=float(INTERVAL_MIN_PROMPTS),
     )
-    return _verdict(VerdictId.not_enough_data, "high", [evidence], "Measure more prompts, or longer responses.")
+    return verdict(VerdictId.not_enough_data, "high", [evidence], "Measure more prompts, or longer responses.")
 
 
 def _healthy(case: Case) -> Verdict:
@@ -472,6 +416,6 @@ def _healthy(case: Case) -> Verdict:
         value=mean,
     )
     loss = vocabulary_loss(facts)
-    costs = [_vocabulary_evidence(loss)] if (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
+    costs = [vocabulary_evidence(loss)] if (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
     remedy = "A larger draft vocabulary would help; nothing is at fault." if costs else "Nothing to do."
-    return _verdict(VerdictId.healthy, "high" if _has_repairs(facts) else "low", [evidence, *costs], remedy)
+    return verdict(VerdictId.healthy, "high" if _has_repairs(facts) else "low", [evidence, *costs], remedy)

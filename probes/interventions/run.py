@@ -31,8 +31,9 @@ from probes.interventions.base import (
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import compare_states
 from probes.interventions.registry import BASELINE, select
-from probes.job import LoadedDrafter, Models, render_or_take, shared_prefix_tokens, texts_of
-from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, TargetStates
+from probes.interventions.texts import Reader, response_of, swap_suffix
+from probes.job import LoadedDrafter, Models, texts_of
+from probes.record import InterventionCounts, PromptRecord, TargetStates
 from probes.rendering import insert_context
 from probes.target import Prefix, Target, TargetTrace
 
@@ -381,48 +382,6 @@ class Interventions:
                 response_token_ids=response,
             )
         )
-
-
-class Reader:
-    """Reads finished texts of one condition; their common beginning is computed once."""
-
-    def __init__(self, target: Target, records: Sequence[PromptRecord], temperature: float) -> None:
-        heads = [r.token_ids[: r.num_prompt_tokens] for r in records]
-        self.target, self.temperature = target, temperature
-        self.prefix = target.prefill(heads[0][: shared_prefix_tokens(heads)])
-
-    def read(self, record: PromptRecord) -> TargetTrace:
-        """The trace that the text had when it was written (forced texts stay forced)."""
-        trace = self.target.read(record.token_ids, record.num_prompt_tokens, prefix=self.prefix)
-        return replace(
-            trace,
-            num_response_tokens=record.num_response_tokens,
-            finish_reason=record.finish_reason,
-            is_forced=record.is_forced,
-            temperature=0.0 if record.is_forced else self.temperature,
-        )
-
-
-def response_of(trace: TargetTrace) -> np.ndarray:
-    """Token ids of the response, without what was run past its end."""
-    begin = trace.num_prompt_tokens
-    return trace.token_ids[begin : begin + trace.num_response_tokens].cpu().numpy()
-
-
-def swap_suffix(
-    target: Target, prompt: PromptInput, cell: Cell, reference: Cell, document: str | None
-) -> tuple[int, ...]:
-    """The condition's prompt with the reference template's tokens behind the last turn."""
-    own, theirs = (render_or_take(target, prompt, c, document) for c in (cell, reference))
-    head = own.token_ids[: len(own.token_ids) - num_suffix_tokens(own.region)]
-    tail = theirs.token_ids[len(theirs.token_ids) - num_suffix_tokens(theirs.region) :]
-    return tuple(int(i) for i in np.concatenate([head, tail]))
-
-
-def num_suffix_tokens(region: np.ndarray) -> int:
-    """How many template tokens end the prompt."""
-    is_other = region != TEXT_REGIONS.index("template")
-    return len(region) if not is_other.any() else int(is_other[::-1].argmax())
 
 
 def target_facts(target: Target) -> TargetFacts:

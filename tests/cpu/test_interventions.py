@@ -20,7 +20,8 @@ from probes.interventions.base import DrafterIntervention, Parts, TargetFacts
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import gram_similarity
 from probes.interventions.registry import ALL, BY_ID, PATHS, documentation, select
-from probes.interventions.run import Interventions, num_suffix_tokens
+from probes.interventions.run import Interventions
+from probes.interventions.texts import num_suffix_tokens
 from probes.job import Models, load_models, run_job
 from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, RoundBatch, TargetStates
 from probes.replay import replay

@@ -1,0 +1,43 @@
+"""How verdicts are put into words: one number and one sentence for each piece of evidence. Knows no rule."""
+
+from __future__ import annotations
+
+from driftscope.diagnosis.gains import Gain
+from driftscope.diagnosis.models import Evidence, Verdict, VerdictId
+from driftscope.stats.paired import Difference
+from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
+from probes.interventions.registry import BY_ID
+
+
+def verdict(id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str) -> Verdict:
+    return Verdict(id=id, confidence=confidence, evidence=evidence, remedy=remedy)
+
+
+def vocabulary_evidence(loss: Difference) -> Evidence:
+    return Evidence(
+        name="vocabulary_loss",
+        statement=f"tokens outside the draft vocabulary cost {loss.estimate or 0.0:.2f} tokens per round, if they were "
+        "as easy as the others",
+        value=loss.estimate,
+        low=loss.low,
+        high=loss.high,
+        threshold=VERDICT_MIN_TOKENS,
+    )
+
+
+def gain_evidence(gain: Gain) -> Evidence:
+    difference = gain.difference
+    return Evidence(
+        name=gain.id,
+        statement=f"{how(gain.id)}: {difference.estimate or 0.0:+.2f} tokens per round over "
+        f"{difference.num_prompts} prompts",
+        value=difference.estimate,
+        low=difference.low,
+        high=difference.high,
+        threshold=VERDICT_MIN_TOKENS,
+    )
+
+
+def how(id: str) -> str:
+    """What the intervention does, in the registry's words."""
+    return BY_ID[id].changes if id in BY_ID else id
