@@ -376,8 +376,8 @@ def _is_wiring(gain: Gain, case: Case) -> bool:
 
 
 def _has_repairs(facts: ConditionFacts) -> bool:
-    """Whether anything that could prove a cause was tried, so that its absence means something."""
-    return any(g.kind in PROOF_KINDS for g in facts.gains)
+    """Whether anything that could prove a cause was tried on enough prompts for its absence to mean something."""
+    return any(g.kind in PROOF_KINDS and g.difference.num_prompts >= INTERVAL_MIN_PROMPTS for g in facts.gains)
 
 
 def _found(
@@ -390,7 +390,7 @@ def _needs_interventions(id: VerdictId) -> NotJudged:
     return NotJudged(
         id=id,
         reason="needs_interventions",
-        detail="no intervention was run: `driftscope diagnose RUN` runs them where target and drafters are at hand",
+        detail="none that could prove it was run on enough prompts: `driftscope diagnose RUN` runs them where target and drafters are at hand",
     )
 
 
