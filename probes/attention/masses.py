@@ -106,7 +106,9 @@ def measure_masses(
         current_logit = (q * k[current].repeat_interleave(repeats, dim=1)).sum(dim=-1) * scale
         current_mass = (current_logit - total).exp()
         region = (region - current_mass[..., None] * one_hot[current][:, None, :]).clamp_min(0.0)
-    return Masses(region=region, current=current_mass, own=own_mass, entropy=total - mean_logit, lse=total)
+    return Masses(
+        region=region, current=current_mass, own=own_mass, entropy=(total - mean_logit).clamp_min(0.0), lse=total
+    )
 
 
 def recent_masses(
