@@ -390,7 +390,8 @@ def _needs_interventions(id: VerdictId) -> NotJudged:
     return NotJudged(
         id=id,
         reason="needs_interventions",
-        detail="none that could prove it was run on enough prompts: `driftscope diagnose RUN` runs them where target and drafters are at hand",
+        detail="none that could prove it was run on enough prompts: `driftscope diagnose RUN` runs them where target and "
+        "drafters are at hand",
     )
 
 
