@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import streamlit as st
 
+from driftscope.diagnosis.diagnose import diagnose
+from driftscope.diagnosis.models import Diagnosis
 from driftscope.runs import Run, RunInfo, read_run
 from driftscope.summary import Summary, summarise
 
@@ -30,6 +32,12 @@ def run_info(path: str, version: str) -> RunInfo:
 def run_summary(path: str, version: str) -> Summary:
     """Means and intervals of every condition: what `driftscope show` prints."""
     return summarise(read_run(path))
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Looking for causes")
+def run_diagnosis(path: str, version: str) -> Diagnosis:
+    """What `driftscope diagnose --no-interventions` says: verdicts, losses, and the interventions that were made."""
+    return diagnose(read_run(path))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)

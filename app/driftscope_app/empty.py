@@ -15,7 +15,7 @@ from driftscope_app.text import plain
 
 def show(runs: Path, unreadable: Sequence[Unreadable]) -> None:
     """The start page of an empty folder."""
-    st.title("Why are my drafter's tokens not accepted?")
+    st.title("Why are my drafter's tokens not accepted?", anchor=False)
     st.markdown(
         "driftscope runs an EAGLE-3 or EAGLE-3.1 drafter against its target, records what happens at every depth, "
         "and shows "

@@ -24,6 +24,16 @@ def tighten() -> None:
     )
 
 
+def close_menu_on_phones(title: str) -> None:
+    """On a narrow screen the menu lies over the page and would stay open after a page was chosen in it."""
+    st.html(
+        f"<script>/* {title} */ (() => {{ const menu = document.querySelector('[data-testid=stSidebar]');"
+        "if (window.innerWidth < 640 && menu && menu.getBoundingClientRect().right > 60)"
+        "menu.querySelector('[data-testid=stSidebarCollapseButton] button').click(); })()</script>",
+        unsafe_allow_javascript=True,
+    )
+
+
 def set_scope(scope: Scope, folder: Path) -> None:
     """Called by the entry script before it runs a page."""
     st.session_state[_SCOPE], st.session_state[_FOLDER] = scope, folder
@@ -43,7 +53,7 @@ def runs_folder() -> Path:
 
 def begin(title: str, lead: str) -> Scope | None:
     """Title and one sentence. None (and a hint instead of content) when no condition is in view."""
-    st.title(title)
+    st.title(title, anchor=False)
     st.markdown(lead)
     chosen = scope()
     if chosen.conditions:

@@ -1,23 +1,24 @@
 """Paired differences of tokens_per_round: the same prompts under two conditions.
 
-Shows nothing. Only prompts that both sides have, with the same messages, and whose response is degenerate on neither
-side take part. The interval resamples prompts (`driftscope.stats.intervals`), so it is that of a paired design.
+Shows nothing; the statistics are `driftscope.stats.paired`. Only prompts that both sides have, with the same messages, and
+whose response is degenerate on neither side take part. A difference is kept once computed: a filter change recomputes
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from driftscope.figures import Estimate
-from driftscope.stats.intervals import sum_intervals
+from driftscope.stats.paired import Difference, paired_difference
 
 
-@dataclass(frozen=True)
-class PromptTokens:
+class PromptTokens(NamedTuple):
     """What one prompt adds under one condition."""
 
     num_tokens: int
@@ -27,14 +28,21 @@ class PromptTokens:
 Prompts = Mapping[tuple[str, str], PromptTokens]
 """(prompt_id, sha256 of its messages) -> tokens and rounds."""
 
+ConditionKey = tuple[str, str, str, int]
 
-def prompts_by_condition(
-    sums: pa.Table, basis: str
-) -> dict[tuple[str, str, str, int], dict[tuple[str, str], PromptTokens]]:
+
+class Compared(NamedTuple):
+    """A difference as it is drawn, and its p-value for a correction over several."""
+
+    estimate: Estimate
+    p_value: float | None
+
+
+def prompts_by_condition(sums: pa.Table, basis: str) -> dict[ConditionKey, dict[tuple[str, str], PromptTokens]]:
     """From `aggregates.prompt_sums`: (drafter, system_prompt, template, context_tokens) -> its prompts."""
     names = ("drafter", "system_prompt", "template", "context_tokens", "prompt_id", "sha256", "is_degenerate")
     columns = [sums[name].to_pylist() for name in (*names, f"{basis}_tokens", f"{basis}_rounds")]
-    conditions: dict[tuple[str, str, str, int], dict[tuple[str, str], PromptTokens]] = {}
+    conditions: dict[ConditionKey, dict[tuple[str, str], PromptTokens]] = {}
     for drafter, system, template, context, prompt, sha256, is_degenerate, tokens, rounds in zip(*columns, strict=True):
         prompts = conditions.setdefault((drafter, system, template, context), {})
         if rounds and not is_degenerate:
@@ -42,33 +50,19 @@ def prompts_by_condition(
     return conditions
 
 
-def paired_differences(pairs: Sequence[tuple[Prompts, Prompts]]) -> list[Estimate]:
-    """tokens_per_round of the first minus that of the second, over the prompts both have, for each pair.
-
-    num_rounds is that of the first. The value is None without a common prompt.
-    """
-    common = [sorted(first.keys() & second.keys()) for first, second in pairs]
-    width = max((len(keys) for keys in common), default=0)
-    sums = np.zeros((4, len(pairs), width))
-    has_data = np.zeros((len(pairs), width), dtype=bool)
-    for row, ((first, second), keys) in enumerate(zip(pairs, common, strict=True)):
-        has_data[row, : len(keys)] = True
-        for column, key in enumerate(keys):
-            one, other = first[key], second[key]
-            sums[:, row, column] = (one.num_tokens, one.num_rounds, other.num_tokens, other.num_rounds)
-    if not width:
-        return [Estimate(value=None, num_prompts=0) for _ in pairs]
-    intervals = sum_intervals(sums, _difference, has_data)
-    return [
-        Estimate(
-            value=float(_difference(sums[:, row].sum(axis=-1))) if keys else None,
-            low=intervals[row].low,
-            high=intervals[row].high,
-            num_prompts=len(keys),
-            num_rounds=int(sums[1, row].sum()),
-        )
-        for row, keys in enumerate(common)
-    ]
+def difference(first: Prompts, second: Prompts) -> Compared:
+    """tokens_per_round of the first minus that of the second. num_rounds is that of the first; the value is None
+    without a common prompt."""
+    common = sorted(first.keys() & second.keys())
+    found = _difference(tuple((*first[key], *second[key]) for key in common))
+    estimate = Estimate(
+        value=found.estimate,
+        low=found.low,
+        high=found.high,
+        num_prompts=found.num_prompts,
+        num_rounds=sum(first[key].num_rounds for key in common),
+    )
+    return Compared(estimate, found.p_value)
 
 
 def pooled_difference(
@@ -84,10 +78,10 @@ def pooled_difference(
         for side, tokens in zip(sums, (first[key], second[key]), strict=True):
             so_far = side.get(key[1:], PromptTokens(0, 0))
             side[key[1:]] = PromptTokens(so_far.num_tokens + tokens.num_tokens, so_far.num_rounds + tokens.num_rounds)
-    [estimate] = paired_differences([sums])
-    return estimate
+    return difference(*sums).estimate
 
 
-def _difference(sums: np.ndarray) -> np.ndarray:
-    difference: np.ndarray = sums[0] / sums[1] - sums[2] / sums[3]
-    return difference
+@lru_cache(maxsize=8_192)
+def _difference(rows: tuple[tuple[int, int, int, int], ...]) -> Difference:
+    sums = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    return paired_difference(*sums.T)

@@ -1,5 +1,4 @@
-"""Compare: tokens_per_round of every drafter under every system prompt and context length; differences to a "
-"baseline."""
+"""Compare: tokens_per_round of every drafter, system prompt and context length, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -7,12 +6,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
-from driftscope_app.paired import paired_differences, prompts_by_condition
+from driftscope_app.paired import Prompts, difference, prompts_by_condition
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain, tokens_label
 
 from driftscope.figures import Cell, Estimate, difference_map, tokens_map
 from driftscope.figures.heat_map import difference_verdict
+from driftscope.stats.paired import holm
 
 DIMENSIONS = {
     "drafter": "drafter",
@@ -34,6 +34,7 @@ class Difference:
     condition: Condition
     baseline: Condition | None  # None: the baseline's run has no such condition
     estimate: Estimate
+    is_sure: bool  # holds over all cells together (Holm)
 
 
 def main() -> None:
@@ -99,7 +100,7 @@ def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Diffe
         sums = aggregates.prompt_sums(run.ref.path, run.ref.version)
         prompts[run.ref.name] = prompts_by_condition(sums, basis)
 
-    def tokens(condition: Condition) -> dict:  # type: ignore[type-arg]
+    def tokens(condition: Condition) -> Prompts:
         s = condition.summary
         return prompts[condition.run.ref.name].get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
 
@@ -110,8 +111,11 @@ def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Diffe
             continue
         key = tuple(baseline if d == by else _value(condition, d) for d in DIMENSIONS)
         pairs.append((condition, others.get(key)))
-    estimates = paired_differences([(tokens(c), tokens(b) if b is not None else {}) for c, b in pairs])
-    return [Difference(c, b, e) for (c, b), e in zip(pairs, estimates, strict=True)]
+    compared = [difference(tokens(c), tokens(b) if b is not None else {}) for c, b in pairs]
+    are_sure = holm([one.p_value for one in compared])
+    return [
+        Difference(c, b, one.estimate, is_sure) for (c, b), one, is_sure in zip(pairs, compared, are_sure, strict=True)
+    ]
 
 
 def _headline(scope: Scope, basis: str, by: str, baseline: str | None, differences: list[Difference]) -> None:
@@ -119,7 +123,11 @@ def _headline(scope: Scope, basis: str, by: str, baseline: str | None, differenc
         verdicts = [difference_verdict(Cell(row="", column="", estimate=d.estimate)) for d in differences]
         counts = {v: verdicts.count(v) for v in dict.fromkeys(sorted(verdicts))}
         said = ", ".join(f"**{n}** {verdict}" for verdict, n in counts.items())
-        st.markdown(f"Against {DIMENSIONS[by]} **{plain(str(baseline))}**, of {len(differences)} cells: {said}.")
+        num_sure = sum(d.is_sure for d in differences)
+        st.markdown(
+            f"Against {DIMENSIONS[by]} **{plain(str(baseline))}**, of {len(differences)} cells: {said}. "
+            f"{num_sure or 'None'} of them would still hold after Holm's correction over all cells."
+        )
         return
     measured = [c for c in scope.conditions if c.estimate(basis).value is not None]
     if not measured:
@@ -232,6 +240,7 @@ def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
                 "diff. low": d.estimate.low if d else None,
                 "diff. high": d.estimate.high if d else None,
                 "verdict": verdict,
+                "after Holm": ("holds" if d.is_sure else "") if d else "",
             }
         row |= {"prompts": s.num_prompts, "looping": s.num_degenerate, "rounds": e.num_rounds}
         rows.append(row)

@@ -87,7 +87,7 @@ def main() -> None:
         height=340,
     )
     chart.show(figure, "context_tokens_per_round")
-    st.header(f"At depth {depth}")
+    st.header(f"At depth {depth}", anchor=False)
     for begin in range(0, len(DEEP_METRICS), 3):
         for column, name in zip(st.columns(3), DEEP_METRICS[begin : begin + 3], strict=False):
             with column:

@@ -47,20 +47,20 @@ REASONS = {
 
 def main() -> None:
     """The page."""
-    st.title("Definitions")
+    st.title("Definitions", anchor=False)
     st.markdown("Ratios are 0..1. Depth 1 is the first draft. A number that was not measured is empty, never 0.")
-    st.header("Words")
+    st.header("Words", anchor=False)
     _list(WORDS)
-    st.header("Quantities")
+    st.header("Quantities", anchor=False)
     for metric in METRICS.values():
         st.markdown(
             f"**{metric.title}** · `{metric.name}`  \n{_escaped(metric.definition)} {_escaped(metric.how_to_read)}"
         )
-    st.header("Regions of attention")
+    st.header("Regions of attention", anchor=False)
     _list(REGION_MEANINGS)
-    st.header("Why a draft was not accepted")
+    st.header("Why a draft was not accepted", anchor=False)
     _list(REASONS)
-    st.header("Intervals")
+    st.header("Intervals", anchor=False)
     st.markdown(
         f"95 %, by resampling prompts: the rounds of one prompt depend on each other. Fewer than "
         f"{INTERVAL_MIN_PROMPTS} prompts: "
@@ -70,7 +70,7 @@ def main() -> None:
         f"Pooled means "
         "weigh every round alike."
     )
-    st.header("Looping responses")
+    st.header("Looping responses", anchor=False)
     st.markdown(
         f"A loop is easy to draft and would flatter the drafter. A response of at least {DEGENERATE_MIN_TOKENS} "
         f"tokens loops when "

@@ -43,7 +43,7 @@ def main() -> None:
     prompts = " to ".join(dict.fromkeys((str(num_prompts[0]), str(num_prompts[-1]))))
     st.caption(f"Over the {' and '.join(sorted(bases))} rounds of {prompts} prompts; looping responses are left out.")
     for section, names in DEPTH_METRICS.items():
-        st.header(section)
+        st.header(section, anchor=False)
         per_row = 3 if len(names) == 3 else 2
         for begin in range(0, len(names), per_row):
             for column, name in zip(st.columns(per_row), names[begin : begin + per_row], strict=False):

@@ -29,7 +29,7 @@ def main() -> None:
     if not any(value for c in shown for mass in c.summary.mass.values() for value in mass):
         st.info("This run has no attention masses (its engine or level does not record them).", icon=":material/hub:")
         return
-    st.header("By region", help="Disjoint regions; they sum to 1. The mean over layers and heads.")
+    st.header("By region", help="Disjoint regions; they sum to 1. The mean over layers and heads.", anchor=False)
     for column, condition in zip(st.columns(max(2, len(shown))), shown, strict=False):
         with column:
             st.subheader(plain(scope.series(condition)), anchor=False)
@@ -39,7 +39,7 @@ def main() -> None:
         for region, meaning in REGION_MEANINGS.items():
             stored = shown[0].run.info.region_definitions.get(region, meaning)
             st.markdown(f"**{region}**: {plain(stored)}")
-    st.header("By head")
+    st.header("By head", anchor=False)
     _by_head(scope, shown)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 import streamlit as st
-from driftscope_app import address, aggregates, chart, empty, page
+from driftscope_app import address, aggregates, chart, empty, page, verdicts
 from driftscope_app.paired import PromptTokens, pooled_difference, prompts_by_condition
 from driftscope_app.scope import Condition, Scope, SelectedRun, folder_label
 from driftscope_app.text import plain
@@ -23,14 +23,19 @@ def main() -> None:
         empty.show(page.runs_folder(), chosen.unreadable)
         return
     scope = page.begin("Overview", "How many tokens a round of speculation yields, and where it yields least.")
+    slot = st.container()  # verdicts take the longest to compute and come first: the rest is drawn meanwhile
     if scope is not None:
+        st.header("Tokens per round", anchor=False)
         _cards(scope)
         _sentences(scope)
         _where(scope)
-    st.header("Runs")
+    st.header("Runs", anchor=False)
     _runs(chosen)
     for run in chosen.runs:
         _provenance(run)
+    if scope is not None:
+        with slot:
+            verdicts.show(scope)
 
 
 def _cards(scope: Scope) -> None:
@@ -125,7 +130,7 @@ def _where(scope: Scope) -> None:
     ]
     if not points:
         return
-    st.header("Where it holds, where it does not")
+    st.header("Where it holds, where it does not", anchor=False)
     st.caption("System prompt · context tokens, best on top. Select a dot to read its rounds.")
     chart.show(
         condition_dots(points, x_title=f"tokens per round (incl. bonus), {basis}"), "overview_dots", on_click=_open

@@ -44,10 +44,10 @@ class Asked:
 def main() -> None:
     """The page."""
     scope, runs = page.scope(), page.runs_folder()
-    st.title("Probe")
+    st.title("Probe", anchor=False)
     st.markdown("Measure drafters under prompts of your own. It runs beside the app; you may close this page.")
     _processes(runs)
-    st.header("New probe")
+    st.header("New probe", anchor=False)
     name = _name(runs)
     asked = Asked()
     _models(scope, asked)

@@ -9,9 +9,10 @@ from driftscope.figures.dots import condition_dots
 from driftscope.figures.head_map import head_map
 from driftscope.figures.heat_map import difference_map, tokens_map
 from driftscope.figures.layout import alt_text
+from driftscope.figures.losses import loss_bars
 from driftscope.figures.metrics import DEPTH_METRICS, HEAD_METRICS, METRICS, REGION_MEANINGS, Metric
 from driftscope.figures.style import SeriesStyle, series_style
-from driftscope.figures.tidy import Cell, Curve, Estimate, HeadMasses, Point, RegionMasses, Share
+from driftscope.figures.tidy import Cell, Curve, Estimate, HeadMasses, Losses, Point, RegionMasses, Share
 
 __all__ = [
     "DEPTH_METRICS",
@@ -22,6 +23,7 @@ __all__ = [
     "Curve",
     "Estimate",
     "HeadMasses",
+    "Losses",
     "Metric",
     "Point",
     "RegionMasses",
@@ -33,6 +35,7 @@ __all__ = [
     "difference_map",
     "fusion_bars",
     "head_map",
+    "loss_bars",
     "region_bars",
     "series_style",
     "tokens_map",

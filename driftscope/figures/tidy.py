@@ -6,7 +6,7 @@ list of drafters, so that the same drafter has the same colour in every figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -75,6 +75,15 @@ class HeadMasses:
     label: str
     values: Sequence[Sequence[float | None]]
     num_rounds: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """An average round: what it yields, and the lost tokens by cause; together K + 1."""
+
+    label: str
+    tokens_per_round: float
+    parts: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

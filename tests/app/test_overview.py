@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from driftscope.runs import RunStatus
+from driftscope.runs import RunStatus, read_run
 from driftscope.runs.heartbeat import Heartbeat
 from driftscope.runs.info import read_info, write_info
 from driftscope.summary import Summary
 from tests.app.conftest import OpenApp, chart, checked, condition, lines, texts
+from tests.app.varied_run import DEPTH
 
 
 def test_it_opens_on_the_demo_run(open_app: OpenApp) -> None:
@@ -117,3 +119,24 @@ def test_provenance_names_the_drafters_and_their_layers(open_app: OpenApp) -> No
     words = texts(open_app("overview")).replace("\\", "")
     assert "Drafter eagle3" in words
     assert "target layers 2, 15, 27" in words
+
+
+def test_verdicts_are_those_of_diagnose(open_app: OpenApp, runs: Path) -> None:
+    from driftscope.diagnosis.diagnose import diagnose
+
+    diagnosis = diagnose(read_run(runs / "demo.drift"))
+    at = open_app("overview", evidence="policy · 512")
+    words = texts(at).replace("\\", "")
+    said = Counter((c.drafter, v.id.value.replace("_", " ")) for c in diagnosis.conditions for v in c.verdicts)
+    for (drafter, name), count in said.items():
+        where = "in every condition" if count == 12 else f"in {count} of 12 conditions"
+        assert f"**{drafter}: {name}** {where}" in words
+    found = next(
+        c for c in diagnosis.conditions if (c.drafter, c.system_prompt, c.context_tokens) == ("eagle3.1", "policy", 512)
+    )
+    bars = {trace["name"]: trace for trace in chart(at, "Bars of where the tokens of a round are lost")["data"]}
+    row = bars["tokens per round"]["y"].index("eagle3.1")
+    for part, value in found.waterfall.items():
+        if value:
+            assert bars[part.replace("_", " ")]["x"][row] == pytest.approx(value)
+    assert sum(trace["x"][row] for trace in bars.values()) == pytest.approx(DEPTH + 1)

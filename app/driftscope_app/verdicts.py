@@ -1,0 +1,155 @@
+"""What `driftscope diagnose` says of the chosen conditions: causes first, then the evidence. Judges nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from driftscope.diagnosis.models import ConditionDiagnosis, Verdict, VerdictId
+from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
+from driftscope_app import address, aggregates, chart
+from driftscope_app.scope import Condition, Scope
+from driftscope_app.text import plain
+from probes.errors import RunError
+
+MEANINGS = {
+    VerdictId.healthy: "No fault that costs 0.15 tokens per round was found.",
+    VerdictId.wiring_fault: "The drafter is not wired as it was trained: layers, norms, vocabulary, rope.",
+    VerdictId.vocabulary_gap: "The target emits tokens that the draft vocabulary does not hold.",
+    VerdictId.template_shift: "The prompt is rendered otherwise than the drafter knows it.",
+    VerdictId.context_limit: "The drafter does not hold at this context length.",
+    VerdictId.target_changed: "The target is no longer the one that the drafter was trained for.",
+    VerdictId.feedback_fault: "What is fed back from depth to depth is not what the drafter expects.",
+    VerdictId.attention_drift: "With depth the chain's own keys pull attention away, and that costs tokens.",
+    VerdictId.state_drift: "With depth the fed-back state goes astray, and that costs tokens.",
+    VerdictId.degenerate_text: "Most responses loop: acceptance says little.",
+    VerdictId.not_enough_data: "Too few prompts or rounds to say anything.",
+}
+
+Judged = tuple[Condition, ConditionDiagnosis]
+
+
+def show(scope: Scope) -> None:
+    """The verdicts, grouped; then the evidence of one condition."""
+    judged = _judged(scope)
+    if not judged:
+        return
+    st.header("Verdicts", anchor=False)
+    groups: dict[tuple[VerdictId, str, str], list[tuple[Condition, Verdict]]] = {}
+    for condition, diagnosis in judged:
+        for verdict in diagnosis.verdicts:
+            key = (verdict.id, scope.series(condition), verdict.confidence)
+            groups.setdefault(key, []).append((condition, verdict))
+    counts = {name: sum(scope.series(c) == name for c, _ in judged) for name in scope.all_series()}
+    order = sorted(groups, key=lambda key: (key[0] is VerdictId.healthy, -len(groups[key])))
+    for key in order:
+        _group(scope, key, groups[key], counts[key[1]])
+    _not_judged([diagnosis for _, diagnosis in judged])
+    _evidence(scope, judged)
+
+
+def _judged(scope: Scope) -> list[Judged]:
+    judged = []
+    for run in scope.runs:
+        try:
+            diagnosis = aggregates.run_diagnosis(run.ref.path, run.ref.version)
+        except RunError as error:
+            st.caption(f"No verdicts for {plain(run.ref.name)}: {plain(str(error))}")
+            continue
+        of_key = {(d.drafter, d.system_prompt, d.template, d.context_tokens): d for d in diagnosis.conditions}
+        for condition in scope.conditions:
+            s = condition.summary
+            found = of_key.get((s.drafter, s.system_prompt, s.template, s.context_tokens))
+            if condition.run is run and found is not None:
+                judged.append((condition, found))
+    return judged
+
+
+def _group(
+    scope: Scope, key: tuple[VerdictId, str, str], members: Sequence[tuple[Condition, Verdict]], num_conditions: int
+) -> None:
+    verdict_id, series, confidence = key
+    places = [scope.place(condition) for condition, _ in members]
+    where = (
+        "in every condition" if len(members) == num_conditions else f"in {len(members)} of {num_conditions} conditions"
+    )
+    name = verdict_id.value.replace("_", " ")
+    lines = [f"**{plain(series)}: {name}** {where} ({confidence} confidence). {MEANINGS[verdict_id]}"]
+    if verdict_id is VerdictId.healthy:
+        st.success("  \n".join(lines), icon=":material/check_circle:")
+        return
+    if len(members) < num_conditions:
+        shown = ", ".join(places[:6]) + (f" and {len(places) - 6} more" if len(places) > 6 else "")
+        lines.append(f"Where: {plain(shown)}")
+    _, first = members[0]
+    lines += [f"{plain(places[0])}: {plain(e.statement)}" for e in first.evidence[:2]]
+    lines.append(f"**What to do:** {plain(first.remedy)}")
+    box = st.info if verdict_id in (VerdictId.not_enough_data, VerdictId.degenerate_text) else st.warning
+    box("  \n".join(lines), icon=":material/report:")
+
+
+def _not_judged(diagnoses: Sequence[ConditionDiagnosis]) -> None:
+    details: dict[str, list[str]] = {}
+    for diagnosis in diagnoses:
+        for item in diagnosis.not_judged:
+            name = item.id.value.replace("_", " ")
+            if name not in details.setdefault(item.detail, []):
+                details[item.detail].append(name)
+    for detail, names in details.items():
+        st.caption(f"Could not be judged: {', '.join(names)} ({plain(detail)})")
+
+
+def _evidence(scope: Scope, judged: Sequence[Judged]) -> None:
+    places = list(dict.fromkeys(scope.place(condition) for condition, _ in judged))
+    faulty = [scope.place(c) for c, d in judged if any(v.id is not VerdictId.healthy for v in d.verdicts)]
+    place = address.pick_one(
+        st.selectbox,
+        "evidence",
+        "Evidence for the condition (system prompt · context tokens)",
+        places,
+        width=420,
+        default=faulty[0] if faulty else places[0],
+    )
+    shown = [(condition, diagnosis) for condition, diagnosis in judged if scope.place(condition) == place]
+    losses = [_closed(c, d, scope) for c, d in shown if d.waterfall]
+    if losses:
+        st.markdown("**Where the tokens of a round are lost**")
+        chart.show(loss_bars(losses), "losses")
+        st.caption(
+            "Over the walk. Each round's lost drafts go to the first cause. Hard token: true features would have been "
+            "wrong too. Chain decay: they would have been right. Out of draft vocab: the target's token cannot be drafted."
+        )
+    _gains(scope, shown)
+    with st.expander("The evidence in words", icon=":material/fact_check:"):
+        for condition, diagnosis in shown:
+            for verdict in diagnosis.verdicts:
+                name = verdict.id.value.replace("_", " ")
+                st.markdown(f"**{plain(scope.series(condition))}: {name}** ({verdict.confidence} confidence)")
+                st.markdown("\n".join(f"- {plain(e.statement)}" for e in verdict.evidence))
+                st.markdown(f"What to do: {plain(verdict.remedy)}")
+
+
+def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
+    points = [
+        Point(
+            label=scope.series(c),
+            condition=f"{gain.id} ({gain.kind})",
+            estimate=Estimate(value=gain.gain, low=gain.low, high=gain.high, num_prompts=gain.num_prompts),
+            drafter=scope.drafter_index(c.summary.drafter),
+            variant=scope.run_index(c),
+        )
+        for c, d in shown
+        for gain in d.interventions
+        if gain.kind != "path"
+    ]
+    if points:
+        st.markdown("**What one change gains**")
+        chart.show(condition_dots(points, x_title="gain (dense tokens per round)"), "gains")
+
+
+def _closed(condition: Condition, diagnosis: ConditionDiagnosis, scope: Scope) -> Losses:
+    """The parts add up to K + 1 - tokens_per_round of the same rounds."""
+    num_depths = len(condition.summary.acceptance_marginal)
+    parts = diagnosis.waterfall
+    return Losses(label=scope.series(condition), tokens_per_round=num_depths + 1 - sum(parts.values()), parts=parts)
