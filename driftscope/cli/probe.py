@@ -152,7 +152,7 @@ def _named(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> di
 
 
 def numbers(text: str | None) -> list[int] | None:
-    """"0,1024" -> [0, 1024]. Raises InputError."""
+    """Whole numbers of a comma-separated text: `0,1024` -> [0, 1024]. Raises InputError."""
     if text is None:
         return None
     try:
