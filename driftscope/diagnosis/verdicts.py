@@ -79,8 +79,10 @@ def judge(
     outcomes = [rule(case) for rule in RULES]
     verdicts = [outcome for outcome in outcomes if isinstance(outcome, Found)]
     verdicts.sort(key=lambda found: (not found.is_proven, -found.tokens))
-    not_judged = [outcome for outcome in outcomes if isinstance(outcome, NotJudged)]
-    return [found.verdict for found in verdicts] or [_healthy(case)], not_judged
+    given = [found.verdict for found in verdicts]
+    undecided = [u for u in _undecided(case) if u.id not in [v.id for v in given]]
+    not_judged = [outcome for outcome in outcomes if isinstance(outcome, NotJudged)] + undecided
+    return given or [_healthy(case, is_sure=not undecided)], not_judged
 
 
 def case_of(facts: ConditionFacts, run: RunFacts, reference_run: RunFacts | None) -> Case:
@@ -407,7 +409,28 @@ def _too_little(case: Case) -> Verdict:
     return verdict(VerdictId.not_enough_data, "high", [evidence], "Measure more prompts, or longer responses.")
 
 
-def _healthy(case: Case) -> Verdict:
+def _undecided(case: Case) -> list[NotJudged]:
+    """Interventions whose gain would be a repair if it were certain: one for each verdict, the largest gain."""
+    found: dict[VerdictId, NotJudged] = {}
+    for gain in case.facts.gains:
+        is_open = gain.kind in PROOF_KINDS and gain.tokens >= VERDICT_MIN_TOKENS and not gain.is_counted
+        if not is_open or gain.id == "full_draft_vocab":  # a cut vocabulary's cost is stated by `healthy`
+            continue
+        if gain.id.startswith(FEEDBACK_WIRING):
+            id = VerdictId.feedback_fault
+        elif _is_wiring(gain, case):
+            id = VerdictId.wiring_fault
+        else:
+            by_kind = {"template": VerdictId.template_shift, "target": VerdictId.target_changed}
+            id = by_kind.get(gain.kind, VerdictId.context_limit)
+        low, high = gain.difference.low, gain.difference.high
+        interval = "no interval" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+        detail = f"`{gain.id}` {gain.tokens:+.2f} {interval} over {gain.difference.num_prompts} prompts: measure more"
+        found.setdefault(id, NotJudged(id=id, reason="not_enough_data", detail=detail))
+    return list(found.values())
+
+
+def _healthy(case: Case, *, is_sure: bool) -> Verdict:
     facts = case.facts
     rounds = int(facts.num_rounds.sum())
     mean = 1 + float(facts.num_accepted.sum()) / rounds
@@ -419,4 +442,4 @@ def _healthy(case: Case) -> Verdict:
     loss = vocabulary_loss(facts)
     costs = [vocabulary_evidence(loss)] if (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
     remedy = "A larger draft vocabulary would help; nothing is at fault." if costs else "Nothing to do."
-    return verdict(VerdictId.healthy, "high" if _has_repairs(facts) else "low", [evidence, *costs], remedy)
+    return verdict(VerdictId.healthy, "high" if is_sure and _has_repairs(facts) else "low", [evidence, *costs], remedy)

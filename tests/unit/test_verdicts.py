@@ -146,7 +146,9 @@ def test_small_or_uncertain_gains_make_no_verdict() -> None:
     assert result[0].difference.estimate is not None
     assert result[0].difference.estimate > 0.15
     assert not result[0].is_counted
-    assert ids_of(replace(one_prompt, gains=tuple(result))) == ["healthy"]
+    [verdict], not_judged = verdicts_of(replace(one_prompt, gains=tuple(result)))
+    assert (verdict.id, verdict.confidence) == (VerdictId.healthy, "low")  # and what is open is said
+    assert {n.id for n in not_judged if n.reason == "not_enough_data"} == {VerdictId.wiring_fault}
 
 
 def test_holm_is_over_the_conditions_interventions() -> None:
