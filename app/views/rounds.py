@@ -166,9 +166,9 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
         st.rerun()
     if num_pages > 1:
         st.caption(f"Tokens {begin - first + 1:,} to {end - first:,} of {num_tokens - first:,}")
-        if st.session_state.get("rounds_page") != current:
-            st.session_state["rounds_page"] = current
-        st.pagination(num_pages, key="rounds_page", on_change=_turn, args=(first, rounds["start"].to_pylist()))
+        key = f"rounds_page_{current}"  # one widget a page: it always shows the page that is drawn
+        starts = rounds["start"].to_pylist()
+        st.pagination(num_pages, default=current, key=key, on_change=_turn, args=(key, first, starts))
     return chosen
 
 
@@ -183,9 +183,9 @@ def _page_of(rounds: pa.Table, chosen: int, first: int, num_pages: int) -> int:
     return min(max(1, (position - first) // TOKENS_PER_PAGE + 1), num_pages)
 
 
-def _turn(first: int, starts: list[int]) -> None:
+def _turn(key: str, first: int, starts: list[int]) -> None:
     """A page was turned: its first round is the chosen one."""
-    begin = first + (st.session_state["rounds_page"] - 1) * TOKENS_PER_PAGE
+    begin = first + (st.session_state[key] - 1) * TOKENS_PER_PAGE
     index = next((i for i, start in enumerate(starts) if start + 2 >= begin), len(starts) - 1)
     address.put(round=str(index + 1))
 

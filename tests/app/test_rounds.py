@@ -186,7 +186,7 @@ def test_a_long_conversation_is_shown_in_pages(open_app: OpenApp, tmp_path: Path
     at = open_app("rounds", folder=tmp_path)
     data = view(at)
     assert len(data["pieces"]) == 800
-    at.pagination(key="rounds_page").set_value(30)
+    at.pagination(key="rounds_page_1").set_value(30)
     checked(at.run())
     assert len(view(at)["pieces"]) == 800
     assert view(at)["rounds"][0] > 8_000
