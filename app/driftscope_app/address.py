@@ -34,6 +34,7 @@ def store() -> None:
     if params != {name: st.query_params.get_all(name) for name in st.query_params}:
         st.query_params.from_dict(params)
     st.session_state[_WRITTEN] = params
+    st.session_state[_IS_CHANGED] = False
 
 
 def put(**values: str | Sequence[str] | None) -> None:

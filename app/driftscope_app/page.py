@@ -13,13 +13,14 @@ _FOLDER = "runs_folder"
 
 
 def tighten() -> None:
-    """Less empty room above the title than Streamlit leaves, and on narrow screens at the sides; chips that can be read
-    in dark too (Streamlit's are white on the primary colour)."""
+    """Less empty room above the title than Streamlit leaves, and on narrow screens at the sides; chips and primary
+    buttons that can be read in dark too (Streamlit writes white on the primary colour)."""
     st.html(
         "<style>[data-testid=stMainBlockContainer]{padding-top:4.5rem;padding-bottom:3rem}"
         "[data-testid=stMultiSelect] [data-tag]{background:rgba(43,123,186,.16);"
         "box-shadow:inset 0 0 0 1px rgba(43,123,186,.65)}"
         "[data-testid=stMultiSelect] [data-tag],[data-testid=stMultiSelect] [data-tag] *{color:inherit}"
+        "[data-testid=stBaseButton-primary]:enabled{color:light-dark(#fff,#0B1016)}"
         "@media(max-width:640px){[data-testid=stMainBlockContainer]{padding-left:1rem;padding-right:1rem}}</style>"
     )
 

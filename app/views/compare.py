@@ -202,7 +202,7 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
 def _open(chart_key: str) -> None:
     key = chart.clicked(chart_key)
     if key is not None:
-        address.put(at=key)
+        address.put(at=key, prompt=None, round=None, token=None)
         st.session_state["compare_goes_to_rounds"] = True
 
 
@@ -261,7 +261,7 @@ def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
     chosen = event["selection"]["rows"]
     label = "Open the rounds of the chosen row" if chosen else "Choose a row, then open its rounds"
     if st.button(label, disabled=not chosen, icon=":material/forum:"):
-        address.put(at=scope.conditions[chosen[0]].key)
+        address.put(at=scope.conditions[chosen[0]].key, prompt=None, round=None, token=None)
         st.switch_page("views/rounds.py")
 
 

@@ -142,7 +142,7 @@ def _where(scope: Scope) -> None:
 def _open() -> None:
     key = chart.clicked("overview_dots")
     if key is not None:
-        address.put(at=key)
+        address.put(at=key, prompt=None, round=None, token=None)
         st.session_state["overview_goes_to_rounds"] = True
 
 

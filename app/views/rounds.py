@@ -36,6 +36,13 @@ def main() -> None:
     if prompt_id is None:
         st.info("There are no rounds under this condition.", icon=":material/forum:")
         return
+    conversation = (condition.key, prompt_id)
+    if (
+        st.session_state.setdefault("conversation", conversation) != conversation
+    ):  # another one starts at its first round
+        st.session_state["conversation"] = conversation
+        st.session_state.pop("jump", None)
+        address.put(round=None, token=None)
     s, ref = condition.summary, condition.run.ref
     prompt = aggregates.prompt_row(ref.path, ref.version, (s.system_prompt, s.template, s.context_tokens, prompt_id))
     rounds = aggregates.walk_rounds(
@@ -133,7 +140,7 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
             "Jump to a bad round",
             list(worst),
             index=None,
-            format_func=lambda index: worst[index],
+            format_func=lambda index: worst.get(index, ""),
             placeholder="fewest accepted first",
             key="jump",
             on_change=_jump,
@@ -141,10 +148,10 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
     is_whole = st.toggle("Show the prompt too", key="show_prompt")
     first = 0 if is_whole else num_prompt
     found = find_all(pieces, wanted, first) if token_ids is not None and wanted else []
+    _walk_hits(wanted, found)
     num_pages = max(1, -(-(num_tokens - first) // TOKENS_PER_PAGE))
-    current = _page_of(rounds, chosen, first, num_pages)
-    if wanted:
-        current = _walk_hits(found, first, current)
+    looked_at = _number("token") or rounds["start"][chosen].as_py() + 2
+    current = min(max(1, (looked_at - first) // TOKENS_PER_PAGE + 1), num_pages)
     begin = first + (current - 1) * TOKENS_PER_PAGE
     end = min(num_tokens, begin + TOKENS_PER_PAGE)
     _legend(fates.kind[num_prompt:])
@@ -162,51 +169,63 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
         key="token_view",
     )
     if clicked is not None and clicked != chosen:
-        address.put(round=str(clicked + 1))
+        _choose(clicked)
         st.rerun()
     if num_pages > 1:
         st.caption(f"Tokens {begin - first + 1:,} to {end - first:,} of {num_tokens - first:,}")
         key = f"rounds_page_{current}"  # one widget a page: it always shows the page that is drawn
-        starts = rounds["start"].to_pylist()
-        st.pagination(num_pages, default=current, key=key, on_change=_turn, args=(key, first, starts))
+        st.pagination(num_pages, default=current, key=key, on_change=_turn, args=(key, first))
     return chosen
 
 
+def _number(name: str) -> int | None:
+    """A whole number from the URL."""
+    text = address.get(name) or ""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
 def _chosen_round(num_rounds: int) -> int:
-    wanted = address.get("round") or "1"
-    return min(max(int(wanted), 1), num_rounds) - 1 if wanted.isascii() and wanted.isdigit() else 0
+    return min(max(_number("round") or 1, 1), num_rounds) - 1
 
 
-def _page_of(rounds: pa.Table, chosen: int, first: int, num_pages: int) -> int:
-    """The page that holds the chosen round."""
-    position = rounds["start"][chosen].as_py() + 2
-    return min(max(1, (position - first) // TOKENS_PER_PAGE + 1), num_pages)
+def _choose(index: int) -> None:
+    """Another round: the page that holds it is shown."""
+    address.put(round=str(index + 1), token=None)
 
 
-def _turn(key: str, first: int, starts: list[int]) -> None:
-    """A page was turned: its first round is the chosen one."""
-    begin = first + (st.session_state[key] - 1) * TOKENS_PER_PAGE
-    index = next((i for i, start in enumerate(starts) if start + 2 >= begin), len(starts) - 1)
-    address.put(round=str(index + 1))
+def _turn(key: str, first: int) -> None:
+    """Another page; the chosen round stays."""
+    address.put(token=str(first + (st.session_state[key] - 1) * TOKENS_PER_PAGE))
 
 
 def _jump() -> None:
     index = st.session_state["jump"]
     if index is not None:
-        address.put(round=str(index + 1))
+        _choose(index)
 
 
-def _walk_hits(found: list[int], first: int, current: int) -> int:
-    """Which hit is looked at; returns the page that holds it."""
+def _walk_hits(wanted: str, found: list[int]) -> None:
+    """A new search shows its first hit; from there one goes from hit to hit."""
+    former = st.session_state.get("found_for")
+    st.session_state["found_for"] = wanted
+    if not wanted:
+        return
     if not found:
         st.caption("Not found.")
-        return current
-    number = 1
-    if len(found) > 1:
-        number = int(st.number_input(f"Hit, of {len(found):,}", 1, len(found), key="hit", width=160))
-    else:
+        return
+    if wanted != former:
+        st.session_state["hit"] = 1
+        if former is not None or _number("token") is None:  # an opened link says itself where to look
+            address.put(token=str(found[0]))
+    if len(found) == 1:
         st.caption("One hit.")
-    return (found[number - 1] - first) // TOKENS_PER_PAGE + 1
+        return
+    st.session_state["hit"] = min(st.session_state.get("hit", 1), len(found))
+    st.number_input(f"Hit, of {len(found):,}", 1, len(found), key="hit", width=160, on_change=_show_hit, args=(found,))
+
+
+def _show_hit(found: list[int]) -> None:
+    address.put(token=str(found[st.session_state["hit"] - 1]))
 
 
 def _worst(rounds: pa.Table, words: Vocabulary) -> dict[int, str]:
@@ -251,7 +270,7 @@ def _round(condition: Condition, rounds: pa.Table, chosen: int, words: Vocabular
                 help=label,
                 disabled=not 0 <= target < rounds.num_rows,
             ):
-                address.put(round=str(target + 1))
+                _choose(target)
                 st.rerun()
     ref = condition.run.ref
     depths = aggregates.round_depths(ref.path, ref.version, row["round_id"])

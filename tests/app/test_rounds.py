@@ -190,4 +190,33 @@ def test_a_long_conversation_is_shown_in_pages(open_app: OpenApp, tmp_path: Path
     checked(at.run())
     assert len(view(at)["pieces"]) == 800
     assert view(at)["rounds"][0] > 8_000
-    assert int(at.query_params["round"]) > 8_000
+    assert at.query_params["token"] == str(12 + 29 * 800)
+    assert view(at)["chosen"] == 0  # the chosen round stays until another is chosen
+    at.toggle(key="show_prompt").set_value(True)
+    at.pagination[0].set_value(1)
+    checked(at.run())
+    assert view(at)["kinds"][:12] == ["prompt"] * 12
+
+
+def test_from_hit_to_hit(open_app: OpenApp, tmp_path: Path) -> None:
+    write_text_run(tmp_path, ("NEEDLE " + "abcdefgh " * 200) * 3)
+    at = open_app("rounds", folder=tmp_path, find="needle")
+    hits = [int(at.query_params["token"])]
+    assert at.number_input(key="hit").max == 2  # the first one is in the prompt
+    at.number_input(key="hit").set_value(2)
+    checked(at.run())
+    hits.append(int(at.query_params["token"]))
+    assert hits[1] - hits[0] == len("NEEDLE " + "abcdefgh " * 200)
+    assert view(at)["found"]
+    number = at.selectbox(key="jump").options[0].split("round ")[1].split(":")[0].split(",")[0]
+    at.selectbox(key="jump").set_value(int(number) - 1)
+    checked(at.run())
+    assert "token" not in at.query_params  # a chosen round is shown instead
+
+
+def test_another_conversation_starts_at_its_first_round(open_app: OpenApp) -> None:
+    at = open_app("rounds", at=AT, prompt="p3", round="5")
+    at.selectbox(key="pick_prompt").set_value("p4")
+    checked(at.run())
+    assert view(at)["chosen"] == 0
+    assert "round" not in at.query_params
