@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
@@ -184,7 +185,7 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
                     value_range=value_range,
                     what=f"tokens per round (incl. bonus), {basis}",
                 )
-            chart.show(figure, key, on_click=lambda key=key: _open(key))
+            chart.show(figure, key, on_click=partial(_open, key))
     if st.session_state.pop("compare_goes_to_rounds", False):
         st.switch_page("views/rounds.py")
     if differences:

@@ -14,11 +14,13 @@ from driftscope_app.token_view import token_view
 from driftscope_app.tokens import KINDS, Vocabulary, find_all, token_fates, vocabulary
 
 from driftscope.figures import Curve, Estimate, RegionMasses, curve_figure, region_bars
+from driftscope.figures.style import COLORS
 from driftscope.runs.schema import MASS_COLUMNS
 from probes.record import REGIONS
 
 TOKENS_PER_PAGE = 800
 NUM_WORST = 30
+NEUTRAL = len(COLORS) - 1
 LEGEND = (
     ("accepted", "accepted draft"),
     ("corrected", "rejected, then corrected by the target"),
@@ -59,7 +61,7 @@ def main() -> None:
     with left:
         chosen = _conversation(prompt, rounds, words)
     with right:
-        _round(condition, rounds, chosen, words)
+        _round(scope, condition, rounds, chosen, words)
 
 
 def _pick_conversation(scope: Scope) -> tuple[Condition, str | None]:
@@ -257,7 +259,7 @@ def _legend(kinds: Any) -> None:
     st.html(f'<div style="font-size:.88rem;line-height:2">{" ".join(items)}</div>')
 
 
-def _round(condition: Condition, rounds: pa.Table, chosen: int, words: Vocabulary) -> None:
+def _round(scope: Scope, condition: Condition, rounds: pa.Table, chosen: int, words: Vocabulary) -> None:
     row = rounds.slice(chosen, 1).to_pylist()[0]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Round {chosen + 1:,} of {rounds.num_rows:,}", anchor=False, width="stretch")
@@ -277,7 +279,7 @@ def _round(condition: Condition, rounds: pa.Table, chosen: int, words: Vocabular
     rows = [r for r in depths.to_pylist() if r["layer"] == 0]
     _verdict(row, rows, words)
     _depth_table(rows, words)
-    _round_charts(condition, rows)
+    _round_charts(condition, rows, scope.drafter_index(condition.summary.drafter))
 
 
 def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary) -> None:
@@ -351,16 +353,18 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
     )
 
 
-def _round_charts(condition: Condition, rows: list[dict[str, Any]]) -> None:
+def _round_charts(condition: Condition, rows: list[dict[str, Any]], drafter: int) -> None:
     depths = [r["depth"] for r in rows]
 
-    def curve(label: str, name: str, drafter: int) -> Curve:
-        return Curve(label=label, x=depths, estimates=[Estimate(value=r[name]) for r in rows], drafter=drafter)
+    def curve(label: str, name: str, *, variant: int = 0, is_target: bool = False) -> Curve:
+        estimates = [Estimate(value=r[name]) for r in rows]
+        color = NEUTRAL if is_target else drafter  # the drafter keeps its colour; what is not a drafter has none
+        return Curve(label=label, x=depths, estimates=estimates, drafter=color, variant=variant)
 
     if any(r["draft_prob"] is not None for r in rows):
         st.markdown("**Probability of the draft**")
         figure = curve_figure(
-            [curve("drafter", "draft_prob", 0), curve("target", "target_prob_of_draft", 1)],
+            [curve("drafter", "draft_prob"), curve("target", "target_prob_of_draft", is_target=True)],
             title="probability of the drafted token",
             x_title="depth k",
             y_title="probability",
@@ -373,9 +377,9 @@ def _round_charts(condition: Condition, rows: list[dict[str, Any]]) -> None:
         st.markdown("**Norm of the hidden state**")
         figure = curve_figure(
             [
-                curve("entering", "hidden_in_norm", 0),
-                curve("leaving", "hidden_out_norm", 2),
-                curve("fed back", "hidden_feedback_norm", 3),
+                curve("entering", "hidden_in_norm"),
+                curve("leaving", "hidden_out_norm", variant=1),
+                curve("fed back", "hidden_feedback_norm", variant=2),
             ],
             title="norm of the hidden state",
             x_title="depth k",

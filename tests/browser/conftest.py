@@ -126,6 +126,8 @@ class Visitor:
 
     def go(self, title: str) -> None:
         """A page by the navigation; in a narrow window it is behind the menu button."""
+        if self.page.get_by_role("heading", level=1).all_inner_texts() == [title]:
+            return
         menu = self.page.get_by_test_id("stExpandSidebarButton")
         if self.is_narrow and menu.is_visible():
             menu.click()
