@@ -93,6 +93,21 @@ def test_an_empty_folder_offers_the_demo_and_the_commands(open_app: OpenApp, tmp
         assert not at.sidebar.multiselect
 
 
+def test_the_demo_is_started_once(open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from driftscope_app import probe_process
+
+    monkeypatch.setattr(probe_process, "_CODE", "import time; time.sleep(600)")  # stands for the long measurement
+    at = open_app("overview", folder=tmp_path)
+    at.button[0].click()
+    checked(at.run())
+    assert at.title[0].value == "Probe"
+    [probe] = probe_process.list_probes(tmp_path)
+    assert probe.command == f"driftscope demo --out {tmp_path / 'demo.drift'}"
+    at = open_app("overview", folder=tmp_path)
+    assert not at.button
+    probe_process.cancel(probe)
+
+
 @pytest.mark.parametrize("page", ["compare", "depth", "heads", "fusion", "context", "rounds"])
 def test_pages_without_a_run_point_to_the_start(open_app: OpenApp, tmp_path: Path, page: str) -> None:
     at = open_app(page, folder=tmp_path)
