@@ -1,0 +1,101 @@
+"""Random and hostile files, read in a process of their own: a result or a DriftscopeError, in bounded time and memory.
+
+`make test` runs hypothesis' usual hundred inputs per test; `make fuzz` (`--hypothesis-profile=fuzz`) well over ten thousand
+in all. A failing input is shrunk and printed by hypothesis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("fuzz", max_examples=2_000, print_blob=True)
+
+ANSWER_SECONDS = 60  # a hang, even on a busy machine: inputs are a few kB and take milliseconds
+MAX_GROWTH_MIB = 256
+COUNT = pytest.StashKey[dict[str, int]]()
+
+
+class Reader:
+    """The reading process; started again after a hang."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.rss_at_start_mib = 0.0
+        self.count: dict[str, int] = {}
+
+    def __call__(self, kind: str, path: Path | str, **more: Any) -> str:
+        """-> "read" or "refused". Fails the test for a crash, a hang or more memory than the bound."""
+        answer = self.ask({"kind": kind, "path": str(path), **more})
+        assert answer["outcome"] != "crashed", answer["text"]
+        growth = answer["rss_mib"] - self.rss_at_start_mib
+        if growth > MAX_GROWTH_MIB:
+            self.stop()  # its peak would be held against the next input
+            raise AssertionError(f"reading took {growth:.0f} MiB")
+        self.count[answer["outcome"]] = self.count.get(answer["outcome"], 0) + 1
+        return str(answer["outcome"])
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        process = self.process or self._start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # dead: it has no answer either
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        line = self._line(process)
+        if not line:
+            self.stop()
+            return {"outcome": "crashed", "text": f"no answer within {ANSWER_SECONDS} s, or dead", "rss_mib": 0.0}
+        return dict(json.loads(line))
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.reader"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
+        if self._line(self.process).strip() != "ready":
+            self.stop()
+            pytest.exit("the reading process does not start", returncode=1)
+        self.rss_at_start_mib = self.ask({"kind": "misbehave", "path": "crash"})["rss_mib"]
+        return self.process
+
+    @staticmethod
+    def _line(process: subprocess.Popen[str]) -> str:
+        """The next line, which comes whole; "" when none comes in time or the process is gone."""
+        assert process.stdout is not None
+        is_there, _, _ = select.select([process.stdout], [], [], ANSWER_SECONDS)
+        return process.stdout.readline() if is_there else ""
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.stop()
+    request.config.stash[COUNT] = reader.count
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.stash.get(COUNT, {})
+    if count:
+        said = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
+        terminalreporter.write_line(f"fuzz: {sum(count.values())} inputs ({said})")

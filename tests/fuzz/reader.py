@@ -1,0 +1,91 @@
+"""A process that reads what it is told to, under a limit on its memory, and says what came of it.
+
+Run as `python -m tests.fuzz.reader`. One JSON object a line on stdin: {"kind", "path", ...}; one a line on stdout:
+{"outcome": "read" | "refused" | "crashed", "text", "rss_mib"}. Knows nothing of how its input was made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from probes.errors import DriftscopeError
+
+MARGIN_MIB = 512
+"""Address space beyond what the process has after its imports; the inputs are a few kB to a few MB."""
+
+
+MAX_MESSAGE_CHARACTERS = 20_000  # a message may quote a long name; it does not pour a file out
+
+
+def read(kind: str, path: str, request: dict[str, Any]) -> str:
+    """Reads `path` as a user's command would; returns something that shows that it did."""
+    from driftscope.check import check_pair
+    from driftscope.plan import make_plan, read_plan
+    from driftscope.prompts import read_prompts
+    from probes.checkpoint.read import read_spec
+
+    if kind == "drafter":
+        return json.dumps(dataclasses.asdict(read_spec(path, target_config=request["target_config"])))[:200]
+    if kind == "check":
+        return check_pair(request["target"], path).model_dump_json()[:200]
+    if kind == "plan":
+        plan = make_plan(read_plan(Path(path)), where=path)
+        named = (plan.target, plan.reference_target, *plan.drafter.values())
+        if not any(name is not None and name.startswith("demo") for name in named):  # a conversion of 270 MB
+            plan.job()
+        return plan.model_dump_json()[:200]
+    if kind == "prompts":
+        return " ".join(read_prompts(Path(path), format=request["format"]).report())[:200]
+    if kind == "misbehave":  # the tests of this harness
+        return misbehave(path)
+    raise ValueError(kind)
+
+
+def misbehave(how: str) -> str:
+    if how == "crash":
+        raise ZeroDivisionError("on purpose")
+    if how == "hang":
+        time.sleep(3600)
+    held = []
+    for _ in range(100):  # "hog"
+        held.append(bytearray(64 << 20))
+    return str(len(held))
+
+
+def limit_memory() -> None:
+    """No more address space than now and MARGIN_MIB: what exceeds it is a MemoryError here, not a dead machine."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (MARGIN_MIB << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def main() -> None:
+    import pyarrow.parquet  # noqa: F401  # what reading imports on the way is no memory of the input
+
+    import driftscope.check
+    import driftscope.prompts  # noqa: F401
+
+    limit_memory()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            outcome, text = "read", read(request["kind"], request["path"], request)
+        except DriftscopeError as error:
+            is_complete = bool(error.code and 0 < len(error.message) < MAX_MESSAGE_CHARACTERS)
+            outcome, text = ("refused", str(error)) if is_complete else ("crashed", f"a poor message: {error!r}"[:1500])
+        except BaseException:
+            outcome, text = "crashed", traceback.format_exc()[-1500:]  # a RecursionError has thousands of lines
+        rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"outcome": outcome, "text": text, "rss_mib": rss_mib}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
