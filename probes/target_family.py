@@ -17,7 +17,8 @@ from probes.errors import InputError
 
 FULL_LAYER_TYPES = frozenset({"full_attention", "attention"})
 WINDOW_LAYER_TYPES = frozenset({"sliding_attention", "chunked_attention"})
-INDEXED_LAYER_TYPE = "indexed_attention"  # DeepSeek sparse attention: softmax over the slots that an indexer picks
+# DeepSeek sparse attention, softmax over the slots that an indexer picks, as newer and older transformers call it
+INDEXED_LAYER_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention"})
 WITHOUT_CACHE_LAYER_TYPES = frozenset({"mlp", "moe"})
 
 
@@ -57,7 +58,7 @@ def refuse_recurrent(model: nn.Module) -> None:
     """Raises InputError `unsupported_target` for layers whose state cannot go back by some tokens."""
     config = model.config.get_text_config()
     types = _layer_types(config) | set(getattr(config, "layers_block_type", None) or ())
-    others = sorted(types - FULL_LAYER_TYPES - WINDOW_LAYER_TYPES - WITHOUT_CACHE_LAYER_TYPES - {INDEXED_LAYER_TYPE})
+    others = sorted(types - FULL_LAYER_TYPES - WINDOW_LAYER_TYPES - WITHOUT_CACHE_LAYER_TYPES - INDEXED_LAYER_TYPES)
     if others or getattr(model, "_is_stateful", False):
         what = f" ({', '.join(others)})" if others else ""
         raise _unsupported(
@@ -83,7 +84,7 @@ def _layer_types(config: PretrainedConfig) -> set[str]:
 def new_cache(config: PretrainedConfig) -> DynamicCache:
     """An empty cache that keeps every slot. (`DynamicCache(config)` drops slots behind a window: no way back.)"""
     text_config = config.get_text_config()
-    if INDEXED_LAYER_TYPE in _layer_types(text_config):  # its layers also keep the indexer's keys; none drops slots
+    if INDEXED_LAYER_TYPES & _layer_types(text_config):  # its layers also keep the indexer's keys; none drops slots
         return DynamicCache(config=text_config)
     return DynamicCache()
 
