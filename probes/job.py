@@ -342,13 +342,14 @@ def _batches(
     job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
 ) -> Iterator[list[PromptInput]]:
     """Batches of prompts; of equal length where the target cannot pad."""
-    if target.can_pad:
+
+    def length(prompt: PromptInput) -> int:
+        return len(rendered[prompt.prompt_id].token_ids)
+
+    longest = max(map(length, prompts), default=0) + job.max_new_tokens + job.depth
+    if target.can_pad(longest):
         groups = [list(prompts)]
     else:
-
-        def length(prompt: PromptInput) -> int:
-            return len(rendered[prompt.prompt_id].token_ids)
-
         groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
     for group in groups:
         for begin in range(0, len(group), job.batch_size):

@@ -23,7 +23,14 @@ from transformers import AutoConfig, AutoTokenizer, DynamicCache
 
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.errors import CheckpointError, InputError
-from probes.target_family import attention_options, auto_class, can_pad, find_decoder, new_cache, refuse_recurrent
+from probes.target_family import (
+    attention_options,
+    auto_class,
+    find_decoder,
+    max_padded_tokens,
+    new_cache,
+    refuse_recurrent,
+)
 
 TIE_LOGIT_GAP = 1e-4
 """Two logits closer than this are a tie: another order of the same sums may pick either token."""
@@ -107,7 +114,7 @@ class Target:
         self.device = next(model.parameters()).device
         refuse_recurrent(model)
         self.decoder, self.layers = find_decoder(model, self.num_layers)
-        self.can_pad = can_pad(model)
+        self.max_padded_tokens = max_padded_tokens(model)
         # the cache's argument is called `cache` from transformers 5.2x on and `past_key_values` before
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._cache_argument = "cache" if "cache" in self._arguments else "past_key_values"
@@ -158,6 +165,10 @@ class Target:
         for value in (getattr(self.model.generation_config, "eos_token_id", None), self.tokenizer.eos_token_id):
             ids.update([] if value is None else [value] if isinstance(value, int) else value)
         return frozenset(ids)
+
+    def can_pad(self, num_tokens: int) -> bool:
+        """Whether prompts of unequal length may share a batch whose texts grow to so many tokens, padding included."""
+        return self.max_padded_tokens is None or num_tokens <= self.max_padded_tokens
 
     # ---- states
 
@@ -275,7 +286,7 @@ class Target:
 
         Every text runs `num_continuation_tokens` past its end (a stop token, kept, or `max_new_tokens`) so that the last
         rounds of a replay have labels. Prompts are padded between prefix and suffix, out of everybody's sight; a target
-        with windows (`can_pad` False) takes only prompts of equal length.
+        whose windows would see it (`can_pad`) takes only prompts of equal length.
         """
         for prompt in prompts:
             self.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
@@ -290,7 +301,7 @@ class Target:
             ids[row, width - length :] = torch.as_tensor(prompt[num_shared:], dtype=torch.int64)
             mask[row, num_shared + width - length :] = 1
         is_padded = bool((mask == 0).any())
-        if is_padded and not self.can_pad:
+        if is_padded and not self.can_pad(num_shared + width + max_new_tokens + num_continuation_tokens):
             raise InputError(
                 "this target's windows or positions would count padding as text",
                 code="prompts_of_unequal_length",

@@ -89,13 +89,22 @@ def new_cache(config: PretrainedConfig) -> DynamicCache:
     return DynamicCache()
 
 
-def can_pad(model: nn.Module) -> bool:
-    """Whether prompts of unequal length may share a batch: windows, and positions counted by slot, see the padding."""
+def max_padded_tokens(model: nn.Module) -> int | None:
+    """How long a text may be, padding included, in a batch of prompts of unequal length; None = any length, 0 = none.
+
+    A window sees padding as text, which is harmless while everything fits into it. Chunks and positions that are counted
+    by slot are shifted by any padding.
+    """
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
+        return 0
     config = model.config.get_text_config()
     types = _layer_types(config) - WITHOUT_CACHE_LAYER_TYPES
-    if types:
-        return types <= FULL_LAYER_TYPES
-    windows = (getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None))
-    return windows == (None, None)
+    if (types and types <= FULL_LAYER_TYPES) or (not types and not _windows(config)):
+        return None
+    is_windowed_only = types <= FULL_LAYER_TYPES | {"sliding_attention"} and set(_windows(config)) == {"sliding_window"}
+    return _windows(config)["sliding_window"] if is_windowed_only else 0
+
+
+def _windows(config: PretrainedConfig) -> dict[str, int]:
+    found = {name: getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
+    return {name: int(value) for name, value in found.items() if value is not None}

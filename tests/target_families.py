@@ -70,7 +70,7 @@ class Family:
     config_class: str
     config: dict[str, Any] = field(default_factory=dict)
     vision: dict[str, Any] | None = None
-    can_pad: bool = True
+    max_padded_tokens: int | None = None
     final_norm: str = "norm"  # attribute of the decoder
     has_watched_attention: bool = True  # through transformers' attention interface
     embedding_gain: float = 1.0  # where the family scales embeddings up and norms what its layers add
@@ -78,6 +78,11 @@ class Family:
     @property
     def is_known(self) -> bool:
         return hasattr(transformers, self.config_class)
+
+    @property
+    def has_tight_window(self) -> bool:
+        """Whether its windows or chunks are shorter than the tests' texts."""
+        return self.max_padded_tokens in (0, WINDOW)
 
     def build(self, folder: Path) -> nn.Module:
         """The model, float32; saved with its tokenizer."""
@@ -145,7 +150,7 @@ FAMILIES = (
         name="qwen2, window in its upper layers",
         config_class="Qwen2Config",
         config={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(name="qwen3", config_class="Qwen3Config"),
     Family(
@@ -153,14 +158,14 @@ FAMILIES = (
         config_class="Gemma2Config",
         config={"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
         embedding_gain=HIDDEN_SIZE**-0.5,
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(
         name="gemma3",
         config_class="Gemma3TextConfig",
         config={"sliding_window": WINDOW, "layer_types": ALTERNATING, "query_pre_attn_scalar": 16},
         embedding_gain=HIDDEN_SIZE**-0.5,
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(
         name="gemma3, multimodal",
@@ -168,10 +173,18 @@ FAMILIES = (
         config={"sliding_window": WINDOW, "layer_types": ALTERNATING, "query_pre_attn_scalar": 16},
         embedding_gain=HIDDEN_SIZE**-0.5,
         vision=SMALL_VISION | {"image_size": 28, "patch_size": 14},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(name="mistral", config_class="MistralConfig", config={"sliding_window": None}),
-    Family(name="mistral, window", config_class="MistralConfig", config={"sliding_window": WINDOW}, can_pad=False),
+    Family(
+        name="mistral, window",
+        config_class="MistralConfig",
+        config={"sliding_window": WINDOW},
+        max_padded_tokens=WINDOW,
+    ),
+    Family(
+        name="mistral, wide window", config_class="MistralConfig", config={"sliding_window": 256}, max_padded_tokens=256
+    ),
     Family(
         name="mistral3, multimodal",
         config_class="Mistral3Config",
@@ -211,7 +224,7 @@ FAMILIES = (
         name="gpt-oss",
         config_class="GptOssConfig",
         config={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(
         name="llama4, chunked",
@@ -222,7 +235,7 @@ FAMILIES = (
             "intermediate_size_mlp": 96,
             "layer_types": ["chunked_attention", "full_attention"] * 2,
         },
-        can_pad=False,
+        max_padded_tokens=0,
     ),
     Family(
         name="deepseek-v3",
@@ -235,7 +248,7 @@ FAMILIES = (
         config=MLA
         | DEEPSEEK_MOE
         | {"first_k_dense_replace": 1, "index_topk": 6, "index_n_heads": 16, "index_head_dim": 16},
-        can_pad=False,
+        max_padded_tokens=0,
     ),
     Family(name="phi", config_class="PhiConfig", config={"head_dim": None}, final_norm="final_layernorm"),
     Family(name="phi3", config_class="Phi3Config", config={"sliding_window": None, "head_dim": None}),
@@ -243,7 +256,7 @@ FAMILIES = (
         name="phi3, window",
         config_class="Phi3Config",
         config={"sliding_window": WINDOW, "head_dim": None},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(name="glm", config_class="GlmConfig"),
     Family(name="glm4", config_class="Glm4Config"),
@@ -258,7 +271,7 @@ FAMILIES = (
         name="olmo3",
         config_class="Olmo3Config",
         config={"head_dim": None, "sliding_window": WINDOW, "layer_types": ALTERNATING},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(
         name="granite",
@@ -276,7 +289,7 @@ FAMILIES = (
         name="cohere2",
         config_class="Cohere2Config",
         config={"head_dim": None, "sliding_window": WINDOW, "layer_types": ALTERNATING, "logit_scale": 0.5},
-        can_pad=False,
+        max_padded_tokens=WINDOW,
     ),
     Family(name="smollm3", config_class="SmolLM3Config", config={"head_dim": None}),
     Family(name="gpt-neox", config_class="GPTNeoXConfig", config={"head_dim": None}, final_norm="final_layer_norm"),
