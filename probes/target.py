@@ -27,8 +27,10 @@ from probes.target_family import (
     attention_options,
     auto_class,
     find_decoder,
+    last_positions,
     max_padded_tokens,
     new_cache,
+    refuse_other_states,
     refuse_recurrent,
 )
 
@@ -217,7 +219,8 @@ class Target:
     ) -> tuple[Float[Tensor, "row position vocab"], dict[int, Float[Tensor, "row token target_hidden"]]]:
         """Extends `cache` by these tokens; -> (logits of the last `num_logits` positions, captured states)."""
         self._captured = {}
-        options = {"logits_to_keep": num_logits, "position_ids": position_ids}  # not every family knows them
+        # not every family knows these
+        options = {"logits_to_keep": last_positions(self.config, token_ids, num_logits), "position_ids": position_ids}
         output = self.model(
             input_ids=token_ids,
             **{self._cache_argument: cache},
@@ -226,6 +229,8 @@ class Target:
             **{name: value for name, value in options.items() if name in self._arguments},
         )
         captured, self._captured = self._captured, {}
+        for state in captured.values():
+            refuse_other_states(self.model, state, token_ids)
         return output.logits[:, -num_logits:], captured
 
     def prefill(self, token_ids: np.ndarray, *, prefix: Prefix | None = None) -> Prefix:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -67,6 +68,15 @@ def refuse_recurrent(model: nn.Module) -> None:
         )
 
 
+def refuse_other_states(model: nn.Module, state: Tensor, token_ids: Tensor) -> None:
+    """Raises InputError `unsupported_target` where a layer does not pass on one state for each token (Gemma 3n)."""
+    if state.dim() != 3 or state.shape[:2] != token_ids.shape:
+        shape = " x ".join(map(str, state.shape))
+        raise _unsupported(
+            model, f"its layers pass on {shape} numbers for {token_ids.shape[1]} tokens, not one state each"
+        )
+
+
 def _unsupported(model: nn.Module, why: str) -> InputError:
     config = model.config.get_text_config()
     return InputError(
@@ -87,6 +97,16 @@ def new_cache(config: PretrainedConfig) -> DynamicCache:
     if INDEXED_LAYER_TYPES & _layer_types(text_config):  # its layers also keep the indexer's keys; none drops slots
         return DynamicCache(config=text_config)
     return DynamicCache()
+
+
+def last_positions(config: PretrainedConfig, token_ids: Tensor, num_logits: int) -> int | Tensor:
+    """What `logits_to_keep` is to be: how many, or which ones where layers share keys and values (Gemma 4).
+
+    Such a family computes its upper layers for the kept positions only, when it is told how many: no states to capture.
+    """
+    if not getattr(config, "num_kv_shared_layers", 0):
+        return num_logits
+    return torch.arange(token_ids.shape[1] - num_logits, token_ids.shape[1], device=token_ids.device)
 
 
 def max_padded_tokens(model: nn.Module) -> int | None:

@@ -54,6 +54,25 @@ DEEPSEEK_MOE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+GEMMA4: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ALTERNATING,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_global_key_value_heads": None,
+}
+GEMMA3N: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ALTERNATING,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "intermediate_size": 96,
+    "laurel_rank": 8,
+    "altup_num_inputs": 2,
+    "activation_sparsity_pattern": [0.0] * 4,
+}
 SMALL_VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -143,6 +162,8 @@ def drafter_for(model: nn.Module, **flags: Any) -> tuple[DrafterSpec, dict[str, 
     return matched_drafter(like_llama, SEED, **flags)  # type: ignore[arg-type]
 
 
+SEVERAL_STREAMS = Family(name="gemma3n", config_class="Gemma3nTextConfig", config=GEMMA3N)
+
 FAMILIES = (
     Family(name="llama", config_class="LlamaConfig"),
     Family(name="qwen2", config_class="Qwen2Config", config={"use_sliding_window": False}),
@@ -173,6 +194,20 @@ FAMILIES = (
         config={"sliding_window": WINDOW, "layer_types": ALTERNATING, "query_pre_attn_scalar": 16},
         embedding_gain=HIDDEN_SIZE**-0.5,
         vision=SMALL_VISION | {"image_size": 28, "patch_size": 14},
+        max_padded_tokens=WINDOW,
+    ),
+    Family(
+        name="gemma4",
+        config_class="Gemma4TextConfig",
+        config=GEMMA4,
+        max_padded_tokens=WINDOW,
+        embedding_gain=HIDDEN_SIZE**-0.5,
+    ),
+    Family(
+        name="gemma4, shared keys and values",
+        config_class="Gemma4TextConfig",
+        config=GEMMA4 | {"num_kv_shared_layers": 2},
+        embedding_gain=HIDDEN_SIZE**-0.5,
         max_padded_tokens=WINDOW,
     ),
     Family(name="mistral", config_class="MistralConfig", config={"sliding_window": None}),

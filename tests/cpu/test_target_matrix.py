@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from probes.job import LoadedDrafter, Models, run_job
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import TIE_LOGIT_GAP, Sampler, Target
 from probes.target_attention import COMPARED_REGIONS, target_masses
-from tests.target_families import FAMILIES, WINDOW, Family, drafter_for
+from tests.target_families import FAMILIES, SEVERAL_STREAMS, WINDOW, Family, drafter_for
 from tests.tiny_models import VOCAB_SIZE
 
 NUM_LAYERS = 4
@@ -59,9 +60,18 @@ def random_ids(num_tokens: int, seed: int) -> np.ndarray:
 
 
 @torch.no_grad()
+def whole_pass(model: nn.Module, text: list[int], **options: bool) -> Any:
+    """transformers' own output for a text in one pass, without a cache of ours.
+
+    Layers that share keys and values get a fresh cache of transformers: before 5.2x they found them nowhere else.
+    """
+    shares = bool(getattr(model.config.get_text_config(), "num_kv_shared_layers", 0))
+    return model(input_ids=torch.tensor([text]), use_cache=shares, **options)
+
+
 def plain_logits(model: nn.Module, text: list[int]) -> Tensor:
     """[token, vocab]"""
-    return model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
+    return whole_pass(model, text).logits[0].float()
 
 
 def assert_is_greedy(model: nn.Module, prompt: list[int], response: list[int]) -> int:
@@ -83,9 +93,7 @@ def test_states_are_those_of_transformers_and_id_n_is_before_the_final_norm(case
     ids = random_ids(40, 1)
     case.target.capture([*range(NUM_LAYERS + 1), FINAL_NORMED])
     states = case.target.prefill(ids, prefix=case.target.prefill(ids[:PREFIX_TOKENS])).aux
-    with torch.no_grad():
-        output = case.model(input_ids=torch.tensor(ids[None]).long(), use_cache=False, output_hidden_states=True)
-    theirs = [state[0] for state in output.hidden_states]
+    theirs = [state[0] for state in whole_pass(case.model, ids.tolist(), output_hidden_states=True).hidden_states]
     assert len(theirs) == NUM_LAYERS + 1
     for index in range(NUM_LAYERS):
         close(states[index], theirs[index])
@@ -226,10 +234,9 @@ def test_the_targets_masses_are_those_of_its_own_attention(case: Case) -> None:
     masses = target_masses(case.target, case.target.read(ids, num_prompt), region, sink_slots=2)
     implementation = case.target.config._attn_implementation
     case.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = case.model(input_ids=torch.tensor(ids[None]).long(), use_cache=False, output_attentions=True)
+    attentions = whole_pass(case.model, ids.tolist(), output_attentions=True).attentions
     case.model.set_attn_implementation(implementation)
-    weights = [weight[0].float().mean(dim=0) for weight in output.attentions]  # [position, slot]
+    weights = [weight[0].float().mean(dim=0) for weight in attentions]  # [position, slot]
     assert set(masses.by_layer) == set(range(NUM_LAYERS)) == set(range(len(weights)))
     is_slot_of = np.array([[name == TEXT_REGIONS[r] for name in COMPARED_REGIONS] for r in region])
     is_slot_of[:2] = [name == "sink" for name in COMPARED_REGIONS]
@@ -293,6 +300,14 @@ def test_families_whose_tokens_cannot_be_taken_back_are_refused_by_name(config_c
         Target(model, tokenizer=None)
     assert caught.value.code == "unsupported_target"
     assert caught.value.remedy
+
+
+def test_layers_that_pass_on_several_streams_are_refused_when_a_state_is_asked_for(tmp_path: Path) -> None:
+    SEVERAL_STREAMS.build(tmp_path)
+    target = Target.load(tmp_path, aux_layer_ids=[2])
+    with pytest.raises(InputError, match="the family gemma3n_text cannot be measured") as caught:
+        target.prefill(random_ids(9, 8))
+    assert "one state each" in caught.value.message
 
 
 def test_a_config_that_transformers_chokes_on_is_one_message(tmp_path: Path) -> None:
