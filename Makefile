@@ -30,7 +30,7 @@ demo: $(VENV)/.probe  ## the whole main job on a CPU: writes runs/demo.drift and
 	$(BIN)/driftscope demo --out $(RUNS)/demo.drift
 
 test: $(VENV)/.dev lint  ## linters, types, import contracts, all tests that need neither vLLM nor Chromium nor a GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu tests/app
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu tests/app tests/fuzz
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,4 +49,4 @@ clean:
 
 include vllm.mk
 include browser.mk
--include packaging.mk
+include packaging.mk

@@ -201,6 +201,10 @@ def _redacted(
 def read_text(path: Path, what: str) -> str:
     """A UTF-8 text file. Raises InputError naming it."""
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may have no end
+            raise InputError(
+                f"the {what} is no file", code="file_not_readable", where=str(path), remedy="check the path"
+            )
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise InputError(
                 f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
@@ -226,17 +230,21 @@ def read_plan(path: Path) -> dict[str, Any]:
     """A plan file's options, its paths made absolute. Raises InputError naming file and place."""
     try:
         options = tomllib.loads(read_text(path, "plan"))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, thousands of digits or of brackets
         raise InputError(f"the plan is no TOML: {error}", code="bad_plan", where=str(path), remedy="mend it") from error
 
     def absolute(value: object) -> object:
         if not isinstance(value, str) or value in BUILT_IN_SYSTEM_PROMPTS + BUILT_IN_TEMPLATES:
             return value
-        return str(path.parent / value) if (path.parent / value).exists() else value
+        try:
+            return str(path.parent / value) if (path.parent / value).exists() else value
+        except OSError:  # too long for a file's name
+            return value
 
     for key in ("system_prompt", "template"):
-        if isinstance(options.get(key), list):  # names of built-in ones only
-            options[key] = {name: None for name in options[key]}
+        names = options.get(key)
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):  # built-in ones only
+            options[key] = dict.fromkeys(names)
     for key, value in options.items():
         if key in ("target", "reference_target", "prompts"):
             options[key] = absolute(value)

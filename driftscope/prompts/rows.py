@@ -37,7 +37,11 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def check_file(path: Path, *, what: str, option: str) -> None:
     """Raises InputError where there is no such file, or where it is too large to be read whole."""
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError:  # too long for a file's name
+        is_file = False
+    if not is_file:
         raise InputError(f"there is no such {what}", code="file_not_found", where=str(path), remedy=f"check {option}")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(

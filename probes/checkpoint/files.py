@@ -154,6 +154,10 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
         raise _bad_json(path, "it does not hold an object {...}")
     if _depth(parsed) > MAX_JSON_DEPTH:
         raise _bad_json(path, f"it is nested more than {MAX_JSON_DEPTH} levels deep")
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which no text can hold
+        raise _bad_json(path, "it holds an escape that is no character") from error
     return parsed
 
 
