@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from probes.attention.slots import text_regions
 from probes.chain import SlotCache, prefill
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
@@ -358,8 +359,6 @@ def _batches(
 
 def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:
     num_tokens = len(trace.token_ids)
-    region = np.full(num_tokens, TEXT_REGIONS.index("response"), np.uint8)
-    region[: trace.num_prompt_tokens] = head.region
     agreement, mean_logprob = float("nan"), float("nan")
     if trace.is_forced and trace.num_response_tokens:
         text = trace.token_ids[trace.num_prompt_tokens :]
@@ -373,7 +372,7 @@ def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: Targe
         category=prompt.category,
         messages=tuple(dict(m) for m in prompt.messages),
         token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
-        region=region,
+        region=text_regions(head.region, num_tokens),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_response_tokens=trace.num_response_tokens,
         num_continuation_tokens=num_tokens - trace.num_prompt_tokens - trace.num_response_tokens,
@@ -453,8 +452,7 @@ def _attention(
     """Where the target looks on this text, when that is asked for. A live text may be longer than the plain one."""
     if not job.target_attention or trace.num_response_tokens < 2:
         return None
-    region = np.full(len(trace.token_ids), TEXT_REGIONS.index("response"), np.uint8)
-    region[: trace.num_prompt_tokens] = prompt.region[: trace.num_prompt_tokens]
+    region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
     return target_masses(target, trace, region, sink_slots=job.sink_slots, prefix=shared.prefix)
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from probes.attention.slots import slot_regions
+from probes.attention.slots import slot_regions, text_regions
 from probes.chain import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
-from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.record import PromptRecord, RoundBatch
 from probes.rounds import Drafted, fresh_pass, record_rounds
 from probes.target import Prefix, Sampler, Target, TargetTrace
 from probes.target_attention import TargetMasses
@@ -77,8 +77,8 @@ def run_live(
     """
     num_prompt, device = len(prompt_ids), target.device
     target.check_length(num_prompt + max_new_tokens + depth + 1, "a prompt with its response")
-    response_region = np.full(max_new_tokens + depth + 1, TEXT_REGIONS.index("response"), np.uint8)
-    one_hot = slot_regions(np.concatenate([region, response_region]), sink_slots=sink_slots, device=device)
+    whole = text_regions(region, num_prompt + max_new_tokens + depth + 1)
+    one_hot = slot_regions(whole, sink_slots=sink_slots, device=device)
 
     prompt = torch.as_tensor(prompt_ids, dtype=torch.int64, device=device)
     head = target.prefill(prompt_ids[:-1], prefix=prefix)
@@ -145,8 +145,7 @@ def record_live(
 ) -> RoundBatch:
     """The rounds' record. What depth 1 would have predicted with true features is computed afterwards, on the text."""
     depth, device = len(rounds.drafts[0]), trace.token_ids.device
-    region = np.full(len(trace.token_ids), TEXT_REGIONS.index("response"), np.uint8)
-    region[: trace.num_prompt_tokens] = prompt.region[: trace.num_prompt_tokens]
+    region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
     one_hot = slot_regions(region, sink_slots=sink_slots, device=device)
     cache = prefill(drafter, trace.token_ids, trace.aux)
     fresh = fresh_pass(drafter, trace, cache, one_hot, first=rounds.starts[0], last=cache.num_slots - 1, depth=depth)

@@ -64,23 +64,6 @@ def response_mask(ids: np.ndarray) -> np.ndarray:
     return mask
 
 
-def is_degenerate(response: Sequence[int] | np.ndarray) -> bool:
-    """A response of n >= 24 tokens that repeats: its last min(n, 48) with a period <= 16, or 4-grams < 40 % distinct.
-
-    The same rule flags degenerate text in every evaluation.
-    """
-    tokens = np.asarray(response)
-    n = len(tokens)
-    if n < 24:
-        return False
-    tail = tokens[-min(n, 48) :]
-    m = len(tail)
-    if any(np.array_equal(tail[period:], tail[:-period]) for period in range(1, min(16, m // 3) + 1)):
-        return True
-    grams = np.lib.stride_tricks.sliding_window_view(tokens, 4)
-    return len(np.unique(grams, axis=0)) / len(grams) < 0.4
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """Conversations packed one after the other into a fixed number of tokens; the last one is cut."""

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from driftscope.stats.degenerate import is_degenerate
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.drafter.model import Drafter
 from training.attention import Packing, attend_plain
 from training.chain import run_chains
-from training.conversations import ASSISTANT, IM_END, Conversations, is_degenerate, pack
+from training.conversations import ASSISTANT, IM_END, Conversations, pack
 from training.llama import Llama
 
 BATCH = 64

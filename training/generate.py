@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from training.conversations import IM_END, Conversations, is_degenerate, response_mask
+from driftscope.stats.degenerate import is_degenerate
+from training.conversations import IM_END, Conversations, response_mask
 from training.llama import Llama
 
 OPENINGS = """

@@ -65,6 +65,16 @@ def pick_many(
     return list(_widget(widget, name, label, options, [v for v in wanted if v in options], keywords))
 
 
+MAX_FEW = 4  # dashes that can be told apart in one chart
+
+
+def pick_a_few(name: str, label: str, options: Sequence[str], **keywords: Any) -> list[str]:
+    """Up to MAX_FEW of `options` for one chart; the first where nothing is chosen."""
+    first = list(options[:1])
+    keywords |= {"max_selections": MAX_FEW, "placeholder": "Choose up to four"}
+    return pick_many(st.multiselect, name, label, options, default=first, **keywords) or first
+
+
 def pick_one(
     widget: Callable[..., Any],
     name: str,

@@ -8,7 +8,6 @@ from driftscope_app.scope import Condition, Scope
 
 from driftscope.figures import METRICS, Curve, Estimate, curve_figure, series_style
 
-MAX_ROWS = 4
 Series = tuple[str, list[Condition], int]  # label, conditions by context length, variant
 DEEP_METRICS = (
     "acceptance_conditional",
@@ -38,19 +37,7 @@ def main() -> None:
         return
     rows = list(dict.fromkeys(scope.row(c) for c in scope.conditions))
     with st.container(horizontal=True, vertical_alignment="top", gap="small"):
-        wanted = (
-            address.pick_many(
-                st.multiselect,
-                "row",
-                "System prompts",
-                rows,
-                default=rows[:1],
-                max_selections=MAX_ROWS,
-                placeholder="Choose up to four",
-                width=360,
-            )
-            or rows[:1]
-        )
+        wanted = address.pick_a_few("row", "System prompts", rows, width=360)
         bases = [b for b in ("walk", "dense") if any(c.tokens(b) for c in scope.conditions)] or ["walk"]
         basis = address.pick_one(st.segmented_control, "basis", "Rounds", bases, required=True)
         max_depth = max(len(c.summary.acceptance_marginal) for c in scope.conditions)

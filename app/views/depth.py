@@ -8,8 +8,6 @@ from driftscope_app.scope import Condition, Scope
 
 from driftscope.figures import DEPTH_METRICS, METRICS, Curve, curve_figure, series_style
 
-MAX_PLACES = 4  # dashes that can be told apart in one chart
-
 
 def main() -> None:
     """The page."""
@@ -19,18 +17,7 @@ def main() -> None:
     if scope is None:
         return
     places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
-    wanted = (
-        address.pick_many(
-            st.multiselect,
-            "place",
-            "Conditions (system prompt · context tokens)",
-            places,
-            default=places[:1],
-            max_selections=MAX_PLACES,
-            placeholder="Choose up to four",
-        )
-        or places[:1]
-    )
+    wanted = address.pick_a_few("place", "Conditions (system prompt · context tokens)", places)
     drawn = [c for c in scope.conditions if scope.place(c) in wanted]
     variants = _variants(scope, drawn)
     has_many_places = len(wanted) > 1

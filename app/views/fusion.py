@@ -12,7 +12,6 @@ from driftscope.figures import METRICS, Estimate, Share, fusion_bars
 from driftscope.stats.intervals import ratio_intervals
 
 COLUMNS = ("fusion_share", "fusion_energy", "aux_norm")
-MAX_PLACES = 4
 
 
 def main() -> None:
@@ -34,18 +33,7 @@ def main() -> None:
             required=True,
         )
     with right:
-        wanted = (
-            address.pick_many(
-                st.multiselect,
-                "place",
-                "Conditions (system prompt · context tokens)",
-                places,
-                default=places[:1],
-                max_selections=MAX_PLACES,
-                placeholder="Choose up to four",
-            )
-            or places[:1]
-        )
+        wanted = address.pick_a_few("place", "Conditions (system prompt · context tokens)", places)
     assert column is not None
     metric = METRICS[column]
     st.caption(f"{metric.definition} {metric.how_to_read}".strip())

@@ -13,6 +13,13 @@ SLOT_REGIONS = ("sink", *TEXT_REGIONS)
 """Columns of the one-hot with which region masses are measured."""
 
 
+def text_regions(prompt_region: np.ndarray, num_tokens: int) -> np.ndarray:
+    """uint8 [token]: the prompt's own regions (index into TEXT_REGIONS), then `response` up to `num_tokens`."""
+    region = np.full(num_tokens, TEXT_REGIONS.index("response"), np.uint8)
+    region[: len(prompt_region)] = prompt_region
+    return region
+
+
 def slot_regions(region: np.ndarray, *, sink_slots: int, device: torch.device) -> Float[Tensor, "slot region"]:
     """One-hot over SLOT_REGIONS. A slot's region is that of its token x[t]; the first `sink_slots` are `sink`."""
     column = torch.as_tensor(region, dtype=torch.int64, device=device) + 1

@@ -80,6 +80,8 @@ class DrafterIntervention(Intervention):
 class TextIntervention(Intervention):
     """Another prompt for the same user turn, answered anew by the target: paired with the original by prompt."""
 
+    keeps_head: bool = False  # only the tokens between the last turn and the answer are taken from the new prompt
+
     def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
         """Whether this changes a prompt of the condition. `template_text`: the chat template in use, "" for none."""
         raise NotImplementedError

@@ -218,10 +218,10 @@ class Interventions:
         is_stored = new_cell in cells(self.job) and prompts == [
             p for p in prompts_of(self.job, new_cell) if p.prompt_id in wanted
         ]
-        if is_stored and rewriter.id != "reference_suffix" and self.texts.get(new_cell.key):
+        if is_stored and not rewriter.keeps_head and self.texts.get(new_cell.key):
             answers = self._accept_stored(new_cell.key)
         else:
-            answers = self._accept_new(cell, new_cell, prompts, keeps_head=rewriter.id == "reference_suffix")
+            answers = self._accept_new(cell, new_cell, prompts, keeps_head=rewriter.keeps_head)
         is_whole = all((d.name, id) in baseline for d in self.models.drafters for id in wanted)
         before = baseline if is_whole else self._baselines(cell.key)
         for (name, prompt_id), (result, response) in answers.items():

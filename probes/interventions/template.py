@@ -40,18 +40,12 @@ class ReferenceTemplate(TextIntervention):
         return replace(cell, template=REFERENCE_TEMPLATE), prompt
 
 
-class ReferenceSuffix(TextIntervention):
+class ReferenceSuffix(ReferenceTemplate):
     """Only the generation prompt: what stands between the last turn and the answer. `run` swaps the tokens."""
 
     id = "reference_suffix"
-    kind = "template"
+    keeps_head = True
     changes = "replaces only the last template tokens, those before the answer, by the target's own template's"
-
-    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
-        return cell.template.source != "default" and _has_turns(prompts)
-
-    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
-        return replace(cell, template=REFERENCE_TEMPLATE), prompt
 
 
 class Thinking(TextIntervention):

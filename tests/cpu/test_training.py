@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from driftscope.stats.degenerate import is_degenerate
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.demo_target import demo_target_path
@@ -16,7 +17,6 @@ from training.attention import Packing, attend_flash, attend_plain
 from training.conversations import (
     Conversations,
     draft_vocabulary,
-    is_degenerate,
     pack,
     response_mask,
     rows,

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 
 from tests.check_pairs import TINY, Settings, write_drafter, write_target
 from tests.checkpoint_writers import Arrays
+from tests.file_server import FileHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WIDE = replace(TINY, inner=6000)  # the drafter's weights are 1.2 MB: many times what is looked at
@@ -52,49 +53,28 @@ class Hub:
         return f"http://127.0.0.1:{self.server.server_port}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(FileHandler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
+    is_weights = False
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def log_message(self, *_args: object) -> None:
-        pass
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         match = re.fullmatch(r"/acme/([\w.-]+)/resolve/([^/]+)/([\w./-]+)", self.path)
         assert match is not None, f"nothing but files is asked for: {self.path}"
         repo, _, name = match.groups()
         wanted = self.headers.get("Range")
         self.hub.requests.append((self.command, repo, name, wanted))
         if not (self.hub.root / repo).is_dir():
-            return self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
         path = self.hub.root / repo / name
         if not path.is_file():
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         data = path.read_bytes()
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{repo}-{name}"', "Accept-Ranges": "bytes"}
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted or "")
-        status = 200
-        if span is not None:
-            first, last = int(span[1]), min(int(span[2]), len(data) - 1)
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            status, data = 206, data[first : last + 1]
-        if self.command == "GET" and name.endswith(".safetensors"):
-            self.hub.bytes_of_weights += len(data)
-        self._send(status, data, headers)
+        self.is_weights = name.endswith(".safetensors")
+        return self.send_file(data, {"X-Repo-Commit": COMMIT, "ETag": f'"{repo}-{name}"'})
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+    def on_sent(self, num_bytes: int) -> None:
+        if self.is_weights:
+            self.hub.bytes_of_weights += num_bytes
 
 
 @pytest.fixture

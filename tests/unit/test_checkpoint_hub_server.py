@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 
 from probes.checkpoint.hub import FIRST_READ_BYTES
 from tests.checkpoint_writers import Tiny, config, weights, write_checkpoint
+from tests.file_server import FileHandler
 
 TINY = Tiny(inner=2400)  # about 500 kB of weights: many times what a header takes
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
@@ -69,20 +70,10 @@ class Hub:
         return [(method, name) for method, _, name, _ in self.requests]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(FileHandler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def log_message(self, *_args: object) -> None:
-        pass
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         match = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/([\w./-]+)", self.path)
         assert match is not None, f"nothing but files is asked for: {self.path}"
         repo, revision, name = match.groups()
@@ -92,37 +83,23 @@ class _Handler(BaseHTTPRequestHandler):
         if repo != "acme/drafter" or (
             self.hub.token is not None and self.headers.get("Authorization") != f"Bearer {self.hub.token}"
         ):
-            return self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
         if self.hub.is_gated:
-            return self._send(403, b"", {"X-Error-Code": "GatedRepo"})
+            return self.send(403, b"", {"X-Error-Code": "GatedRepo"})
         if revision not in self.hub.refs:
-            return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
         commit = self.hub.refs[revision]
         path = self.hub.root / commit / name
         if not path.is_file():
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         if self.hub.cdn is not None and self.command == "GET" and name == WEIGHTS:
-            return self._send(302, b"", {"Location": self.hub.cdn.endpoint + self.path, "X-Repo-Commit": commit})
+            return self.send(302, b"", {"Location": self.hub.cdn.endpoint + self.path, "X-Repo-Commit": commit})
         data = path.read_bytes()
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{commit[-1]}-{name}"', "Accept-Ranges": "bytes"}
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted or "")
-        if span is not None and self.hub.gives_ranges:
-            first, last = int(span[1]), min(int(span[2]), len(data) - 1)
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            return self._send(206, data[first : last + 1], headers)
-        return self._send(200, data, headers)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{commit[-1]}-{name}"'}
+        return self.send_file(data, headers, gives_ranges=self.hub.gives_ranges)
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.hub.bytes_sent += len(data)
-            try:
-                self.wfile.write(data)
-            except OSError:  # the client has seen enough
-                self.close_connection = True
+    def on_sent(self, num_bytes: int) -> None:
+        self.hub.bytes_sent += num_bytes
 
 
 @pytest.fixture
