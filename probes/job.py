@@ -56,13 +56,10 @@ class Models:
 
 def load_models(job: Job) -> Models:
     """Loads the target and every drafter. Raises CheckpointError / InputError before anything heavy is computed."""
-    if not hasattr(torch, job.dtype) or not isinstance(getattr(torch, job.dtype), torch.dtype):
+    dtype = getattr(torch, job.dtype, None)
+    if not isinstance(dtype, torch.dtype):
         raise InputError(f"unknown dtype {job.dtype!r}", code="unknown_dtype", remedy="float32, bfloat16 or float16")
-    if job.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(
-            "no CUDA device is visible to torch", code="no_such_device", where=job.device, remedy="use --device cpu"
-        )
-    dtype = getattr(torch, job.dtype)
+    _check_device(job.device)
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
     ids = sorted({i for spec in specs.values() for i in spec.aux_layer_ids})
@@ -90,6 +87,20 @@ def load_models(job: Job) -> Models:
             )
         )
     return for_interventions(job, Models(target, tuple(drafters)))
+
+
+def _check_device(name: str) -> None:
+    """Raises InputError for a device that torch does not know or cannot see."""
+    try:
+        is_cuda = torch.device(name).type == "cuda"
+    except RuntimeError as error:
+        raise InputError(
+            f"torch knows no device {name!r}", code="no_such_device", where="--device", remedy="use cpu or cuda"
+        ) from error
+    if is_cuda and not torch.cuda.is_available():
+        raise InputError(
+            "no CUDA device is visible to torch", code="no_such_device", where="--device", remedy="use --device cpu"
+        )
 
 
 def for_interventions(job: Job, models: Models) -> Models:

@@ -1,8 +1,8 @@
 """Replay: from a finished text, every position of the response starts a chain, all computed together.
 
 Exact for deterministic drafts: slot t holds (embed(x[t+1]), fused g[t]); the chain that starts at t sees the true slots up
-to t and its own, which is the key/value layout an engine has when a round starts at t (design section 3). Knows nothing of
-how the text was made.
+to t and its own, which is the key/value layout an engine has when a round starts at t. Knows nothing of how
+the text was made.
 """
 
 from __future__ import annotations

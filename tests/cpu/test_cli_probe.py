@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[dict[str, str], str]] = {
     "system prompt without file": ({"system_prompt": "mine"}, "--system-prompt"),
     "no such system prompt": ({"system_prompt": "mine=nowhere.txt"}, "nowhere.txt"),
     "a run's name": ({"out": "plain-folder"}, ".drift"),
-    "no such device": ({"device": "warp"}, "warp"),
+    "no such device": ({"device": "warp"}, "torch knows no device 'warp'"),
 }
 
 
@@ -230,6 +230,14 @@ def test_a_mistake_is_one_message_with_a_remedy(
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["remedy"]
     assert named in json.dumps(error)
+
+
+def test_a_wrong_device_is_the_options_fault_and_not_the_targets(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*options(pair, tmp_path / "x.drift", device="warp"), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["where"]) == ("no_such_device", "--device")
 
 
 @pytest.mark.parametrize(
