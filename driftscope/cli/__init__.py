@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from driftscope import __version__
+from driftscope.cli.advise import advise
 from driftscope.cli.app import app as app_command
 from driftscope.cli.check import check
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
@@ -27,7 +28,7 @@ from driftscope.cli.schema import schema
 from driftscope.cli.show import show
 from probes.errors import DriftscopeError, InputError
 
-COMMANDS = (demo, check, probe, show, app_command, diagnose, export, schema)
+COMMANDS = (demo, check, probe, show, app_command, diagnose, advise, export, schema)
 GROUPS = {"runs": runs}
 
 # typer brings its own copy of click or imports the real one, depending on its version: take the class from its own tree

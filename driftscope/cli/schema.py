@@ -18,6 +18,7 @@ OUTPUTS = {
     "probe": "driftscope.cli.measuring:MeasureOutput",
     "show": "driftscope.summary:Summary",
     "diagnose": "driftscope.diagnosis.models:Diagnosis",
+    "advise": "driftscope.advise:Advice",
     "import": "driftscope.cli.import_:ImportOutput",
     "export": "driftscope.cli.export:ExportOutput",
     "runs list": "driftscope.runs:RunList",

@@ -1,0 +1,18 @@
+"""Which depth K: expected speed against plain decoding, from walk acceptance and the costs of a draft and a verify.
+
+Reads runs through `driftscope.runs`, computes with `driftscope.stats`; measures nothing, knows no display.
+"""
+
+from driftscope.advise.advise import advise
+from driftscope.advise.costs import RoundCosts, given_costs
+from driftscope.advise.models import Advice, ConditionAdvice, DepthAdvice, Recommendation
+
+__all__ = [
+    "Advice",
+    "ConditionAdvice",
+    "DepthAdvice",
+    "Recommendation",
+    "RoundCosts",
+    "advise",
+    "given_costs",
+]

@@ -1,0 +1,40 @@
+"""`driftscope advise RUN`: which depth K, and whether speculation pays at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftscope.cli.console import Json, console, print_json
+
+
+def advise(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A NAME.drift folder.")],
+    draft_us: Annotated[
+        str | None, typer.Option(metavar="US", help="Time of one draft step; or of step 1, 2, .. with commas.")
+    ] = None,
+    verify_us: Annotated[
+        str | None, typer.Option(metavar="US", help="Time of a verify; or of that for K = 1, 2, .. with commas.")
+    ] = None,
+    plain_us: Annotated[
+        float | None, typer.Option(metavar="US", help="Time of a step without speculation. [that of a verify]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Expected speed by depth K against plain decoding, from walk acceptance and what a draft and a verify cost.
+
+    Without costs, measured in the run or given, it says what a draft may cost at most. docs/advise.md has the formula.
+    """
+    from driftscope.advise import advise as judge
+    from driftscope.advise import given_costs
+    from driftscope.runs import read_run
+
+    advice = judge(read_run(run), given_costs(draft_us, verify_us, plain_us))
+    if json:
+        print_json(advice)
+    else:
+        from driftscope.cli.advise_text import print_advice
+
+        print_advice(console(), advice)
