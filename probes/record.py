@@ -33,6 +33,9 @@ TEXT_REGIONS = ("template", "system", "tools", "context", "user", "history", "re
 
 ENGINES = ("replay", "live", "vllm", "import")
 
+NUM_CANDIDATES = 5
+"""How many of a distribution's most probable tokens are recorded at each (round, depth)."""
+
 
 class RejectionReason(IntEnum):
     """Why the draft at (round, depth) was not accepted; `none` = it was."""
@@ -112,6 +115,13 @@ class RoundBatch:
     target_prob_of_draft: np.ndarray | None = None
     target_rank_of_draft: np.ndarray | None = None  # int32, 0 = most probable
     overlap: np.ndarray | None = None  # float32, sum min(p, q)
+    # [round, depth, candidate]: the NUM_CANDIDATES most probable tokens (all, of a smaller vocabulary), best first, and
+    # their probabilities rounded to half precision (three digits, to be read); the target's are unmeasured after the
+    # first mismatch
+    draft_top_token: np.ndarray | None = None  # int32, target ids
+    draft_top_prob: np.ndarray | None = None  # float32
+    target_top_token: np.ndarray | None = None  # int32
+    target_top_prob: np.ndarray | None = None  # float32
     accepted: np.ndarray  # int8: 1, 0, -1 = not reached
     rejection_reason: np.ndarray | None  # uint8, RejectionReason; None where the engine does not say
     fresh_token: np.ndarray | None = None  # int32: depth 1's prediction at slot t+k-1 with true features

@@ -18,7 +18,7 @@ from probes.attention.slots import SLOT_REGIONS
 from probes.chain import SlotCache, StepOutput, concat_aux, step
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
-from probes.record import REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import NUM_CANDIDATES, REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target import TIE_LOGIT_GAP, TargetTrace
 from probes.target_attention import TargetMasses, compared_masses, jensen_shannon
 
@@ -39,7 +39,8 @@ class Drafted:
     @classmethod
     def from_step(cls, drafter: Drafter, output: StepOutput) -> Drafted:
         logits = output.logits.float()
-        best = logits.topk(2, dim=-1)
+        probability = logits.softmax(-1)
+        best = logits.topk(min(NUM_CANDIDATES, logits.shape[-1]), dim=-1)
         row = best.indices[:, 0]
         columns = {
             name: getattr(output, name)
@@ -56,7 +57,9 @@ class Drafted:
             name: torch.stack([getattr(m, name) for m in output.masses], dim=1)
             for name in ("region", "current", "own", "entropy")
         }
-        return cls(row, drafter.to_target_ids(row), logits.softmax(-1), best.values[:, 0] - best.values[:, 1], columns)
+        columns["draft_top_token"] = drafter.to_target_ids(best.indices)
+        columns["draft_top_prob"] = probability.gather(1, best.indices).half()
+        return cls(row, drafter.to_target_ids(row), probability, best.values[:, 0] - best.values[:, 1], columns)
 
     def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
         columns = {name: value[rows] for name, value in self.columns.items()}
@@ -167,29 +170,41 @@ def label(
 
 def target_view(
     drafter: Drafter, trace: TargetTrace, starts: Int[Tensor, "round"], drafts: list[Drafted], labels: Labels
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """-> (target probability of the draft, its rank, overlap sum min(p, q)), each [round, depth]; NaN / -1 unlabelled.
+) -> dict[str, np.ndarray]:
+    """-> the columns of `RoundBatch` that compare with the target's probabilities, by name; NaN / -1 unlabelled.
 
     p: after temperature when T > 0, else softmax of the raw logits; q is 0 outside the draft vocabulary.
     """
-    shape = tuple(labels.has_label.shape)
-    probability, rank, overlap = np.full(shape, np.nan, np.float32), np.full(shape, -1, np.int32), None
-    overlap = probability.copy()
+    shape, device = labels.has_label.shape, starts.device
+    num_candidates = min(NUM_CANDIDATES, trace.logits.shape[-1])
+    probability = torch.full(shape, torch.nan, device=device)
+    overlap = torch.full(shape, torch.nan, device=device)
+    rank = torch.full(shape, -1, dtype=torch.int32, device=device)
+    top_token = torch.full((*shape, num_candidates), -1, dtype=torch.int32, device=device)
+    top_prob = torch.full((*shape, num_candidates), torch.nan, device=device)
     ids = drafter.target_ids()
-    for k, drafted in enumerate(drafts):
-        rows = labels.has_label[:, k].nonzero()[:, 0]
+    labelled = labels.has_label.T.nonzero()[:, 1].split(labels.has_label.sum(dim=0).tolist())  # rounds, by depth
+    for k, (drafted, rows) in enumerate(zip(drafts, labelled, strict=True)):
         for block in rows.split(LABEL_BLOCK_ROUNDS):
             logits = trace.logits[starts[block] + k + 1 - (trace.num_prompt_tokens - 1)].float()
             if trace.temperature > 0:
                 logits = logits / trace.temperature
             of_draft = logits.gather(1, drafted.token[block, None])
             lse = logits.logsumexp(dim=-1, keepdim=True)
-            where = block.cpu().numpy()
-            probability[where, k] = (of_draft - lse).exp()[:, 0].cpu().numpy()
-            rank[where, k] = (logits > of_draft).sum(dim=-1).cpu().numpy()
+            probability[block, k] = (of_draft - lse).exp()[:, 0]
+            rank[block, k] = (logits > of_draft).sum(dim=-1, dtype=torch.int32)
             p = (logits[:, ids] - lse).exp()
-            overlap[where, k] = torch.minimum(p, drafted.probability[block]).sum(dim=-1).cpu().numpy()
-    return probability, rank, overlap
+            overlap[block, k] = torch.minimum(p, drafted.probability[block]).sum(dim=-1)
+            best = logits.topk(num_candidates, dim=-1)
+            top_token[block, k] = best.indices.int()
+            top_prob[block, k] = (best.values - lse).exp().half().float()
+    return {
+        "target_prob_of_draft": probability.cpu().numpy(),
+        "target_rank_of_draft": rank.cpu().numpy(),
+        "overlap": overlap.cpu().numpy(),
+        "target_top_token": top_token.cpu().numpy(),
+        "target_top_prob": top_prob.cpu().numpy(),
+    }
 
 
 def walk(starts: np.ndarray, accepted_drafts: np.ndarray, num_tokens: int) -> tuple[np.ndarray, int]:
@@ -270,7 +285,6 @@ def record_rounds(
     text_token = trace.token_ids[next_position.clamp_max(len(trace.token_ids) - 1)]
     fresh_right = torch.where(has_fresh & has_next, (fresh_token == text_token).long(), -1)
 
-    target_prob, target_rank, overlap = target_view(drafter, trace, starts, drafts, labels)
     shares = drafter.shares(
         torch.stack([concat_aux(drafter, trace.aux, t, t + 1)[0] for t in start_list.tolist()])
         if num_rounds
@@ -305,9 +319,9 @@ def record_rounds(
         draft_prob=_float(draft_prob),
         draft_entropy=_float(entropy),
         target_token=labels.expected.cpu().numpy().astype(np.int32),
-        target_prob_of_draft=target_prob,
-        target_rank_of_draft=target_rank,
-        overlap=overlap,
+        **target_view(drafter, trace, starts, drafts, labels),
+        draft_top_token=over_depth("draft_top_token").cpu().numpy().astype(np.int32),
+        draft_top_prob=_float(over_depth("draft_top_prob")),
         accepted=torch.where(labels.has_label, labels.accepted.long(), -1).cpu().numpy().astype(np.int8),
         rejection_reason=labels.reason.cpu().numpy().astype(np.uint8),
         fresh_token=fresh_token.cpu().numpy().astype(np.int32),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from driftscope.runs import DrafterInfo, RunInfo, RunWriter, TargetInfo
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RejectionReason, RoundBatch
+from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, Record, RejectionReason, RoundBatch
 
 AUX_LAYER_IDS = (2, 15, 27)
 DRAFTERS = ("eagle3", "eagle3.1")
@@ -119,6 +119,9 @@ def make_batch(
     reason[out_of_vocab] = RejectionReason.out_of_draft_vocab
     draft_token = np.where(is_drafted, rng.integers(0, 40_000, (num_rounds, depth)), -1).astype(np.int32)
     target_token = np.where(is_accepted, draft_token, np.where(is_reached, draft_token + 1, -1)).astype(np.int32)
+    candidate = np.arange(NUM_CANDIDATES)
+    draft_top_token = np.where(is_drafted[..., None], (draft_token[..., None] + 7 * candidate) % 40_000, -1)
+    target_top_token = np.where(is_reached[..., None], (target_token[..., None] + 7 * candidate) % 40_000, -1)
     fresh_right = (is_accepted | (rng.random((num_rounds, depth)) < 0.2)).astype(np.int8)
     fresh_right[:, 0] = is_accepted[:, 0]
 
@@ -173,6 +176,10 @@ def make_batch(
         overlap=np.where(is_reached, 0.5, np.nan).astype(np.float32),
         accepted=np.where(is_reached, is_accepted, -1).astype(np.int8),
         rejection_reason=reason,
+        draft_top_token=draft_top_token.astype(np.int32),
+        draft_top_prob=np.where(is_drafted[..., None], 0.5 ** (candidate + 1), np.nan).astype(np.float32),
+        target_top_token=target_top_token.astype(np.int32),
+        target_top_prob=np.where(is_reached[..., None], 0.75 * 0.25**candidate, np.nan).astype(np.float32),
         fresh_token=np.where(fresh_right == 1, target_token, 1).astype(np.int32),
         fresh_right=fresh_right,
         hidden_feedback_norm=norm_in[:, :, 0] * np.float32(0.1),

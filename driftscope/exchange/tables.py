@@ -1,7 +1,8 @@
 """A run's rounds and depths as two flat tables, Parquet or CSV, for tools that want no lists in a cell.
 
 Lists over heads become their mean, lists over aux layers a column each, numbered from 1 in ascending layer id (run.json's
-`aux_layer_ids`; the last of target_divergence is `_mean`). duckdb writes them part by part: no table is held in memory.
+`aux_layer_ids`; the last of target_divergence is `_mean`), and so do lists of candidates,
+the best first. duckdb writes them part by part: no table is held in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from driftscope.runs import Run
 from driftscope.runs.parquet import read_table
 from driftscope.runs.schema import (
     AUX_COLUMNS,
+    CANDIDATE_COLUMNS,
     DEPTH_LIST_COLUMNS,
     DEPTH_SCHEMA,
     HEAD_COLUMNS,
@@ -50,7 +52,7 @@ def write_tables(run: Run, folder: Path, *, format: str, selection: Selection) -
                 [[written[file.name]]] = database.execute(
                     f"select count(*) from {name} where {selection.where()}"
                 ).fetchall()
-    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException) as error:
+    except duckdb.Error as error:  # which kind damaged pages give depends on duckdb's version
         for name, schema in (("rounds", ROUND_SCHEMA), ("depths", DEPTH_SCHEMA)):
             for part in run.part_files(name, schema):
                 read_table(part, schema)  # raises with the name of the part at fault
@@ -68,7 +70,7 @@ def _flat(database: object, table: str, field: pa.Field) -> list[str]:
     name = field.name
     if name in (*MASS_COLUMNS, *HEAD_COLUMNS):
         return [f"list_avg({name})::float as {name}"]
-    if name not in (*AUX_COLUMNS, *DEPTH_LIST_COLUMNS):
+    if name not in (*AUX_COLUMNS, *DEPTH_LIST_COLUMNS, *CANDIDATE_COLUMNS):
         return [name]
     [[width]] = database.execute(f"select coalesce(max(len({name})), 0) from {table}").fetchall()  # type: ignore[attr-defined]
     if name not in DEPTH_LIST_COLUMNS:

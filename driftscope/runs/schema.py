@@ -1,7 +1,7 @@
 """Arrow schemas of a run's tables: the columns of `probes.record`, one row per prompt, per round, per depth and layer.
 
 Knows nothing of files. Null means unmeasured: NaN and None of a record, and -1 in the columns of `NULLABLE_INTS` only.
-Lists over heads or aux layers are list<float32>; a list with nothing measured in it is null.
+Lists over heads or aux layers are list<float32>, of candidates' ids list<int32>; one with nothing measured is null.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 from probes.record import REGIONS
 
 FLOATS = pa.list_(pa.float32())
+INTS = pa.list_(pa.int32())
 
 
 class PromptKey(NamedTuple):
@@ -97,12 +98,19 @@ DEPTH_COLUMNS = {
 }
 DEPTH_LIST_COLUMNS = ("target_divergence",)
 """One list per round and depth: for each aux layer in ascending id, then for the mean of the full-attention layers."""
+CANDIDATE_COLUMNS = {
+    "draft_top_token": INTS,
+    "draft_top_prob": FLOATS,
+    "target_top_token": INTS,
+    "target_top_prob": FLOATS,
+}
+"""One list per round and depth, best first."""
 LAYER_COLUMNS = ("hidden_in_norm", "hidden_out_norm", "branch_norm_attn", "branch_norm_mlp")
 MASS_COLUMNS = tuple(f"mass_{region}" for region in REGIONS)
 HEAD_COLUMNS = ("recent_mass", "own_excess", "sink_deficit", "attention_entropy")
 NULLABLE_INTS = ("draft_token", "target_token", "target_rank_of_draft", "accepted", "fresh_token", "fresh_right")
 """Integer columns in which -1 means unmeasured (record.py); a negative number in another one is an error."""
-TEXT_COLUMNS = ("draft_token", "target_token", "fresh_token")
+TEXT_COLUMNS = ("draft_token", "target_token", "fresh_token", "draft_top_token", "target_top_token")
 """Token ids of depths/ from which a response could be rebuilt: null with --no-text."""
 
 ROUND_SCHEMA = pa.schema(
@@ -130,6 +138,7 @@ DEPTH_SCHEMA = pa.schema(
         pa.field("layer", pa.int32(), nullable=False),  # 0..; columns without a layer axis repeat on each layer's row
         *(pa.field(name, kind) for name, kind in DEPTH_COLUMNS.items()),
         *(pa.field(name, FLOATS) for name in DEPTH_LIST_COLUMNS),
+        *(pa.field(name, kind) for name, kind in CANDIDATE_COLUMNS.items()),
         *(pa.field(name, pa.float32()) for name in LAYER_COLUMNS),
         *(pa.field(name, FLOATS) for name in (*MASS_COLUMNS, *HEAD_COLUMNS)),
     ]

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from driftscope.runs.schema import (
     AUX_COLUMNS,
+    CANDIDATE_COLUMNS,
     DEPTH_COLUMNS,
     DEPTH_LIST_COLUMNS,
     DEPTH_SCHEMA,
@@ -122,8 +123,8 @@ def depth_table(batch: RoundBatch, first_round_id: int, *, has_text: bool) -> pa
             columns[name] = _REASON_NAMES.take(pa.array(np.repeat(values.ravel(), num_layers)))
         else:
             columns[name] = _column(name, values, num_rows, repeats=num_layers)
-    for name in DEPTH_LIST_COLUMNS:
-        values = _shaped(batch, name, (*by_depth, None))
+    for name in (*DEPTH_LIST_COLUMNS, *CANDIDATE_COLUMNS):
+        values = None if name in TEXT_COLUMNS and not has_text else _shaped(batch, name, (*by_depth, None))
         repeated = None if values is None else np.repeat(values.reshape(-1, values.shape[-1]), num_layers, axis=0)
         columns[name] = _lists(repeated, num_rows)
     for name in LAYER_COLUMNS:
@@ -176,15 +177,15 @@ def _column(name: str, values: np.ndarray | None, num_rows: int, repeats: int = 
 
 
 def _lists(values: np.ndarray | None, num_rows: int) -> pa.Array:
-    """The last axis as list<float32>; NaN as null inside a list, a list of nothing but NaN as null."""
+    """The last axis as a list; NaN, and -1 among integers, as null inside a list, a list of nothing else as null."""
     if values is None:
         return pa.nulls(num_rows)
     width = values.shape[-1]
-    flat = np.ascontiguousarray(values, dtype=np.float32).reshape(num_rows, width)
-    is_nan = np.isnan(flat)
+    flat = np.ascontiguousarray(values).reshape(num_rows, width)
+    is_missing = flat == -1 if flat.dtype.kind == "i" else np.isnan(flat)
     offsets = pa.array(np.arange(num_rows + 1, dtype=np.int32) * width)
-    leaves = pa.array(flat.ravel(), mask=is_nan.ravel())
-    return pa.ListArray.from_arrays(offsets, leaves, mask=pa.array(is_nan.all(axis=1)))
+    leaves = pa.array(flat.ravel(), mask=is_missing.ravel())
+    return pa.ListArray.from_arrays(offsets, leaves, mask=pa.array(is_missing.all(axis=1)))
 
 
 def _null_if_nan(value: float) -> float | None:

@@ -185,6 +185,7 @@ MEASURED = (
     "fusion_energy",
     "aux_norm",
 )
+CANDIDATE_PROBS = ("draft_top_prob", "target_top_prob")  # rounded to half precision
 OF_FRESH = ("recent_mass", "own_excess", "sink_deficit")  # NaN in live where the text ends before slot t+k-1
 
 
@@ -198,6 +199,9 @@ def assert_walk_is_live(replayed: RoundBatch, looped: RoundBatch) -> None:
     for name in MEASURED:
         expected, actual = getattr(replayed, name)[walk], getattr(looped, name)
         np.testing.assert_allclose(actual, expected, atol=1e-4 * np.nanmax(np.abs(expected)), rtol=0, err_msg=name)
+    for name in CANDIDATE_PROBS:
+        actual, expected = getattr(looped, name), getattr(replayed, name)[walk]
+        np.testing.assert_allclose(actual, expected, atol=1e-3, err_msg=name)
     for region in REGIONS:
         np.testing.assert_allclose(looped.mass[region], replayed.mass[region][walk], atol=1e-4, err_msg=region)
     assert looped.fresh_token is not None

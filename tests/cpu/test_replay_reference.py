@@ -22,7 +22,7 @@ from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
 from probes.errors import InputError
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.replay import replay
 from probes.target import TargetTrace
 from tests.reference_decoder import ChainStep, ReferenceDecoder
@@ -196,6 +196,14 @@ def compare(
     compare_acceptance(batch, trace, chains, oracle)
 
 
+def assert_candidates(token: np.ndarray, probability: np.ndarray, of_all: torch.Tensor) -> None:
+    """The most probable ones, best first, each with its own probability, to half precision."""
+    best = np.asarray(of_all.topk(NUM_CANDIDATES).values)
+    np.testing.assert_allclose(probability, best, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(of_all[token.tolist()]), best, rtol=1e-3, atol=1e-6)
+    assert len(set(token.tolist())) == NUM_CANDIDATES
+
+
 def compare_acceptance(
     batch: RoundBatch, trace: TargetTrace, chains: list[list[ChainStep]], oracle: ReferenceDecoder
 ) -> None:
@@ -227,11 +235,16 @@ def compare_acceptance(
             assert batch.rejection_reason[row, k] == reason
             assert batch.target_token[row, k] == (emitted if seen else -1)
             assert batch.fresh_right[row, k] == (batch.fresh_token[row, k] == emitted)
+            assert batch.draft_top_token[row, k, 0] == s.token
+            assert_candidates(batch.draft_top_token[row, k], batch.draft_top_prob[row, k], q)
             assert batch.target_rank_of_draft[row, k] == (int((p > p[s.token]).sum()) if seen else -1)
             if seen:
                 assert batch.target_prob_of_draft[row, k] == pytest.approx(float(p[s.token]), rel=1e-4)
                 assert batch.overlap[row, k] == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-4)
+                assert_candidates(batch.target_top_token[row, k], batch.target_top_prob[row, k], p)
             else:
+                assert (batch.target_top_token[row, k] == -1).all()
+                assert np.isnan(batch.target_top_prob[row, k]).all()
                 assert np.isnan(batch.target_prob_of_draft[row, k])
                 assert np.isnan(batch.overlap[row, k])
     assert batch.has_all_labels.all()
@@ -306,7 +319,7 @@ def test_states_and_logits_of_every_depth(flags: dict[str, Any]) -> None:
     first, num_rounds = 4, 7
     with torch.no_grad():
         cache = prefill(drafter, trace.token_ids, trace.aux)
-        one_hot = slot_regions(
+        regions = slot_regions(
             make_prompt(trace, 0).region[: cache.num_slots], sink_slots=1, device=torch.device("cpu")
         )
         aux = torch.cat([trace.aux[i] for i in spec.aux_layer_ids], -1)[first : first + num_rounds]
@@ -315,7 +328,7 @@ def test_states_and_logits_of_every_depth(flags: dict[str, Any]) -> None:
         token, hidden, own = trace.token_ids[first + 1 : first + 1 + num_rounds], fused, None
         chains = [oracle.chain(first + i, DEPTH) for i in range(num_rounds)]
         for k in range(DEPTH):
-            out = step(drafter, cache, one_hot, token, hidden, start=first, own=own)
+            out = step(drafter, cache, regions, token, hidden, start=first, own=own)
             assert_close(out.logits.numpy(), np.stack([c[k].logits for c in chains]), f"logits of depth {k + 1}")
             assert_close(out.feedback.numpy(), np.stack([c[k].feedback for c in chains]), f"state of depth {k + 1}")
             token, hidden, own = torch.tensor([c[k].token for c in chains]), out.feedback, out.own

@@ -25,12 +25,21 @@ from driftscope.runs.interventions import (
     mark_interventions,
     remove_interventions,
 )
-from driftscope.runs.schema import DEPTH_SCHEMA, INTERVENTION_SCHEMA, NULLABLE_INTS, PROMPT_SCHEMA, ROUND_SCHEMA
+from driftscope.runs.schema import (
+    CANDIDATE_COLUMNS,
+    DEPTH_SCHEMA,
+    INTERVENTION_SCHEMA,
+    NULLABLE_INTS,
+    PROMPT_SCHEMA,
+    ROUND_SCHEMA,
+)
+from driftscope.summary import summarise
 from probes.checkpoint.spec import DrafterSpec, Finding, Origin, Source
 from probes.errors import RunError
 from probes.record import REGIONS, InterventionCounts, PromptRecord, RejectionReason, RoundBatch, TargetStates
 from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
 
+STORED_RUNS = Path(__file__).parent.parent / "fixtures" / "runs"
 STARTS = 29  # of a synthetic response of 30 tokens: P-1 .. L-3
 
 
@@ -80,6 +89,11 @@ def test_what_is_written_is_read(tmp_path: Path, num_layers: int) -> None:
         for name in NULLABLE_INTS:
             value = getattr(batch, name)[r, k]
             assert row[name] == (None if value == -1 else value)
+        assert row["draft_top_token"] == batch.draft_top_token[r, k].tolist()
+        assert row["draft_top_prob"] == _list(batch.draft_top_prob[r, k])
+        is_seen = batch.accepted[r, k] != -1
+        assert row["target_top_token"] == (batch.target_top_token[r, k].tolist() if is_seen else None)
+        assert row["target_top_prob"] == (_list(batch.target_top_prob[r, k]) if is_seen else None)
     [stored] = run.prompts().to_pylist()
     assert stored["token_ids"] == prompt.token_ids.tolist()
     assert stored["region"] == prompt.region.tolist()
@@ -141,7 +155,7 @@ def test_without_text_nothing_can_be_rebuilt(tmp_path: Path) -> None:
     assert prompts["messages"].null_count == prompts["token_ids"].null_count == prompts.num_rows
     assert all(len(digest) == 64 for digest in prompts["messages_sha256"].to_pylist())
     assert prompts["is_degenerate"].to_pylist() == [True, False, False] * 2  # decided before the tokens were dropped
-    for name in ("draft_token", "target_token", "fresh_token"):
+    for name in ("draft_token", "target_token", "fresh_token", "draft_top_token", "target_top_token"):
         assert run.depths([name])[name].null_count == run.depths([name]).num_rows
     assert b"secret question" not in b"".join(file.read_bytes() for file in path.rglob("*") if file.is_file())
     assert verify(path).is_sound
@@ -204,6 +218,21 @@ def test_columns_that_an_older_version_did_not_write_are_null(tmp_path: Path) ->
     assert run.query("select count(sink_deficit) as n, count(*) as m from depths").to_pylist() == [
         {"n": 0, "m": 24 * STARTS * 4}
     ]
+
+
+def test_a_stored_run_of_an_older_version_is_read() -> None:
+    """Written before candidates were recorded."""
+    path = STORED_RUNS / "schema_1_before_candidates.drift"
+    run = read_run(path)
+    assert run.status is RunStatus.complete
+    assert run.depths().num_rows == 2 * 2 * 5 * 4  # prompts, drafters, starts, depths
+    assert run.depths(["draft_token"])["draft_token"].null_count == 0
+    for name in CANDIDATE_COLUMNS:
+        assert run.depths([name])[name].null_count == run.depths([name]).num_rows
+    [row] = run.query("select count(draft_top_token) as n, sum(accepted) as accepted from depths").to_pylist()
+    assert row == {"n": 0, "accepted": 26}
+    assert verify(path).is_sound
+    assert [c.drafter for c in summarise(run).conditions] == ["eagle3", "eagle3.1"]
 
 
 @pytest.mark.parametrize(
