@@ -6,11 +6,13 @@ a new version with every flush. What is returned is shared between sessions: rea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import streamlit as st
 
+from driftscope.diagnosis import intervene
 from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.models import Diagnosis
 from driftscope.runs import Run, RunInfo, read_run
@@ -38,6 +40,21 @@ def run_summary(path: str, version: str) -> Summary:
 def run_diagnosis(path: str, version: str) -> Diagnosis:
     """What `driftscope diagnose --no-interventions` says: verdicts, losses, and the interventions that were made."""
     return diagnose(read_run(path))
+
+
+@dataclass(frozen=True)
+class MissingInterventions:
+    """What was not run to the end on a run, and why it cannot be; `why_not` None: nothing speaks against it."""
+
+    ids: list[str]
+    why_not: str | None
+
+
+@st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
+def missing_interventions(path: str, version: str) -> MissingInterventions:
+    """The interventions that `driftscope diagnose` would run first."""
+    run = read_run(path)
+    return MissingInterventions(intervene.missing_interventions(run), intervene.why_not(run))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)

@@ -25,7 +25,7 @@ def show(runs: Path, unreadable: Sequence[Unreadable]) -> None:
         st.subheader("Try it on the built-in pair")
         st.markdown("A small target and two drafters, eight system prompts, three context lengths: minutes on a CPU.")
         st.code(f"driftscope demo --out {runs / 'demo.drift'}", language="bash", wrap_lines=True)
-        if any(probe.name == "demo" for probe in probe_process.list_probes(runs)):
+        if any(probe.name == "demo" for probe in probe_process.list_processes(runs)):
             st.page_link("views/probe.py", label="It was started: see how far it is", icon=":material/science:")
         elif st.button("Make the demo run", type="primary", icon=":material/play_arrow:"):
             probe_process.start(runs, "demo", ["demo"], {})

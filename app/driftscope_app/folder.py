@@ -79,7 +79,7 @@ def list_folder(folder: Path) -> FolderContents:
 def run_version(path: Path) -> str:
     """Modification times of what is replaced when a run grows or is repaired."""
     parts = []
-    for name in ("run.json", "prompts.parquet", "interventions.parquet", "rounds", "depths"):
+    for name in ("run.json", "prompts.parquet", "interventions.parquet", "target_states.parquet", "rounds", "depths"):
         try:
             parts.append(str((path / name).stat().st_mtime_ns))
         except FileNotFoundError:

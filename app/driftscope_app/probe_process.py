@@ -1,4 +1,5 @@
-"""A `driftscope probe` (or `demo`) started from the app: a process of its own, known by its files. Knows no Streamlit.
+"""A `driftscope probe`, `demo` or `diagnose` started from the app: a process of its own, known by its files. Knows no
+Streamlit.
 
 Everything about it lies in `RUNS/.probes/NAME/`: what was asked (process.json and the typed prompts), what it prints
 (output.json, log.txt). So a page reload, another browser or a restarted app sees the same processes, and none of them
@@ -29,9 +30,18 @@ PROBES = ".probes"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SECONDS_TO_STOP = 20.0  # for a flush; then the process is killed
 LOG_TAIL_BYTES = 4_000
+NOT_RUN = "interventions were not run:"
+"""How `diagnose` begins its reason."""
 
 _CODE = "import sys; from driftscope.cli import main; sys.exit(main())"
 _PROGRESS = re.compile(r"^(\d+)/(\d+) (.*)$", re.MULTILINE)
+
+
+class ProcessKind(StrEnum):
+    """What was started: something that makes a run, or the interventions on one that is there."""
+
+    probe = "probe"
+    interventions = "interventions"
 
 
 class ProbeStatus(StrEnum):
@@ -50,9 +60,10 @@ class ProbeProcess:
     name: str
     folder: Path
     command: str  # as a person would type it
-    out: Path
+    out: Path  # the run
     pid: int
     started_at: float  # seconds since the epoch
+    kind: ProcessKind
 
 
 @dataclass(frozen=True)
@@ -94,41 +105,66 @@ def start(runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, s
     reason = check_name(runs, name)
     if reason is not None:
         raise InputError(reason, code="bad_run_name", where=name, remedy="Choose another name.")
+    out = runs / f"{name}.drift"
+    words = [*arguments, "--out", str(out)]
+    return _launch(runs, name, words, files, out=out, kind=ProcessKind.probe)
+
+
+def interventions_of(runs: Path, run: Path) -> ProbeProcess | None:
+    """The process that was last started to run the interventions on `run`."""
+    return next((p for p in list_processes(runs, ProcessKind.interventions) if p.out == run), None)
+
+
+def start_interventions(runs: Path, run: Path) -> ProbeProcess:
+    """Start `driftscope diagnose RUN`, which first runs what interventions the run lacks. One at a time for each run."""
+    former = interventions_of(runs, run)
+    if former is not None:
+        if state(former).status is ProbeStatus.running:
+            return former
+        forget(former)
+    name = f"{run.stem}.{ProcessKind.interventions}"
+    return _launch(runs, name, ["diagnose", str(run)], {}, out=run, kind=ProcessKind.interventions)
+
+
+def _launch(
+    runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, str], *, out: Path, kind: ProcessKind
+) -> ProbeProcess:
+    """`driftscope ARGUMENTS --json` in a session of its own; `arguments` hold `out`."""
     folder = runs / PROBES / name
     runs.mkdir(parents=True, exist_ok=True)
     (runs / PROBES).mkdir(mode=0o700, exist_ok=True)  # prompts are private
     folder.mkdir(mode=0o700)
     for file, text in files.items():
         (folder / Path(file).name).write_text(text, encoding="utf-8")
-    out = runs / f"{name}.drift"
     with (folder / "output.json").open("wb") as output, (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, *arguments, "--out", str(out), "--json"],
+            [sys.executable, "-c", _CODE, *arguments, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=log,
             start_new_session=True,  # a stopped app does not take its probes along
         )
     threading.Thread(target=process.wait, daemon=True, name=f"reaps probe {name}").start()
-    started = ProbeProcess(name, folder, command_line(runs, name, arguments), out, process.pid, time.time())
-    record = {"command": started.command, "out": str(out), "pid": process.pid, "started_at": started.started_at}
+    command = shlex.join(["driftscope", *arguments])
+    started = ProbeProcess(name, folder, command, out, process.pid, time.time(), kind)
+    record = {"command": command, "out": str(out), "pid": process.pid, "started_at": started.started_at, "kind": kind}
     temporary = folder / ".process.json.tmp"
     temporary.write_text(json.dumps(record), encoding="utf-8")
     temporary.replace(folder / "process.json")
     return started
 
 
-def list_probes(runs: Path) -> list[ProbeProcess]:
-    """All that were started in this folder and not forgotten, newest first."""
+def list_processes(runs: Path, kind: ProcessKind = ProcessKind.probe) -> list[ProbeProcess]:
+    """All of a kind that were started in this folder and not forgotten, newest first."""
     probes = []
     for file in (runs / PROBES).glob("*/process.json"):
         record = json.loads(file.read_text(encoding="utf-8"))
-        folder = file.parent
-        probes.append(
-            ProbeProcess(
-                folder.name, folder, record["command"], Path(record["out"]), record["pid"], record["started_at"]
+        found = ProcessKind(record.get("kind", ProcessKind.probe))
+        if found is kind:
+            folder, out = file.parent, Path(record["out"])
+            probes.append(
+                ProbeProcess(folder.name, folder, record["command"], out, record["pid"], record["started_at"], found)
             )
-        )
     return sorted(probes, key=lambda probe: -probe.started_at)
 
 
@@ -161,7 +197,7 @@ def state(probe: ProbeProcess) -> ProbeState:
 
 
 def cancel(probe: ProbeProcess) -> None:
-    """Ask it to stop: what was measured stays, as an incomplete run. Killed when it has not stopped in time."""
+    """Ask it to stop: what is on disk stays. Killed when it has not stopped in time."""
     if not _is_alive(probe):
         return
     (probe.folder / "cancelled").touch()

@@ -11,7 +11,7 @@ import streamlit as st
 from driftscope.figures import Curve, Estimate, RegionMasses, curve_figure, region_bars
 from driftscope.figures.style import COLORS
 from driftscope.runs.schema import MASS_COLUMNS
-from driftscope_app import aggregates, chart
+from driftscope_app import aggregates, candidates, chart
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
 from driftscope_app.tokens import Vocabulary
@@ -49,6 +49,7 @@ def show(
     rows = [r for r in depths.to_pylist() if r["layer"] == 0]
     _verdict(row, rows, words)
     _depth_table(rows, words)
+    candidates.show(rows, words)
     _round_charts(condition, rows, scope.drafter_index(condition.summary.drafter))
 
 

@@ -8,7 +8,7 @@ import streamlit as st
 
 from driftscope.diagnosis.models import ConditionDiagnosis, Verdict, VerdictId
 from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
-from driftscope_app import address, aggregates, chart
+from driftscope_app import address, aggregates, chart, interventions
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
 from probes.errors import RunError
@@ -46,6 +46,7 @@ def show(scope: Scope) -> None:
     for key in order:
         _group(scope, key, groups[key], counts[key[1]])
     _not_judged([diagnosis for _, diagnosis in judged])
+    interventions.show(scope)
     _evidence(scope, judged)
 
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import streamlit as st
-from driftscope_app import address, page, probe_process
-from driftscope_app.probe_process import ProbeProcess, ProbeStatus
+from driftscope_app import page, probe_process, process_card
 from driftscope_app.scope import Scope
 from driftscope_app.text import plain
 
 from driftscope.builtin import DEMO, sample_prompts
-from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS
+from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan
 from probes.errors import InputError
 
 MAX_UPLOAD_MB = 16
 MAX_OWN_SYSTEM_PROMPTS = 8
-SECONDS_BETWEEN_LOOKS = 1.5
+ENGINE_HELP = "replay: every position at once. live: the real loop. vllm: inside a vLLM engine, where it is installed."
 BUILT_IN_TURNS, TYPED_TURNS, UPLOADED_TURNS = "Built-in user turns", "Type them", "Upload a file"
-ICONS = {
-    ProbeStatus.running: ":material/progress_activity:",
-    ProbeStatus.complete: ":material/check_circle:",
-    ProbeStatus.failed: ":material/error:",
-    ProbeStatus.cancelled: ":material/cancel:",
-}
 
 
 @dataclass
@@ -46,7 +40,8 @@ def main() -> None:
     scope, runs = page.scope(), page.runs_folder()
     st.title("Probe", anchor=False)
     st.markdown("Measure drafters under prompts of your own. It runs beside the app; you may close this page.")
-    _processes(runs)
+    for process in probe_process.list_processes(runs):
+        process_card.show(process)
     st.header("New probe", anchor=False)
     name = _name(runs)
     asked = Asked()
@@ -232,10 +227,10 @@ def _options(asked: Asked) -> None:
         )
         engine = st.selectbox(
             "Engine",
-            ["replay", "live"],
+            _engines(),
             key="probe_engine",
             width=130,
-            help="replay: every position at once. live: the real loop.",
+            help=ENGINE_HELP,
             persist_state="session",
         )
         temperature = st.number_input(
@@ -257,69 +252,18 @@ def _options(asked: Asked) -> None:
     asked.add("--dtype", dtype)
 
 
+def _engines() -> list[str]:
+    """What a plan may name, without an engine that is not installed here."""
+    known = get_args(Plan.model_fields["engine"].annotation)
+    return [engine for engine in known if engine != "vllm" or find_spec("vllm") is not None]
+
+
 def _decoded(name: str, content: bytes, asked: Asked) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         asked.problems.append(f"{plain(name)} is not UTF-8 (byte {error.start}): convert it.")
         return ""
-
-
-def _processes(runs: Path) -> None:
-    probes = probe_process.list_probes(runs)
-    for probe in probes:
-        is_running = probe_process.state(probe).status is ProbeStatus.running
-        if is_running:
-            _watched(probe)
-        else:
-            _process(probe)
-
-
-@st.fragment(run_every=SECONDS_BETWEEN_LOOKS)
-def _watched(probe: ProbeProcess) -> None:
-    if probe_process.state(probe).status is not ProbeStatus.running:
-        st.rerun(scope="app")
-    _process(probe)
-
-
-def _process(probe: ProbeProcess) -> None:
-    state = probe_process.state(probe)
-    with st.container(border=True, key=f"process_{probe.name}"):
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(f"{ICONS[state.status]} **{plain(probe.name)}** · {state.status}", width="stretch")
-            if state.status is ProbeStatus.running:
-                st.caption(_ago(time.time() - probe.started_at), width="content")
-                if st.button("Cancel", key=f"cancel_{probe.name}", icon=":material/stop:"):
-                    probe_process.cancel(probe)
-            else:
-                if probe.out.is_dir() and st.button(
-                    "See it beside the others", key=f"open_{probe.name}", icon=":material/grid_on:", type="primary"
-                ):
-                    others = [run.ref.name for run in page.scope().runs if run.ref.name != probe.name]
-                    address.put(run=[*others, probe.name], drafter=[], system_prompt=[], template=[], context_tokens=[])
-                    st.switch_page("views/compare.py")
-                if st.button("Dismiss", key=f"forget_{probe.name}", help="Leaves the list; the run stays."):
-                    probe_process.forget(probe)
-                    st.rerun(scope="app")
-        if state.status is ProbeStatus.running:
-            if state.num_units:
-                text = f"{state.num_done} of {state.num_units} · {plain(state.condition)}"
-                st.progress(state.num_done / state.num_units, text=text)
-            else:
-                st.progress(0.0, text="Loading the models and writing the responses")
-        if state.error is not None:
-            st.error(plain(state.error), icon=":material/error:")
-        if state.status is ProbeStatus.cancelled and probe.out.is_dir():
-            st.caption("Stopped; what was measured stays as an incomplete run.")
-        with st.expander("Command and log"):
-            st.code(probe.command, language="bash", wrap_lines=True)
-            if state.log:
-                st.code(state.log, language=None)
-
-
-def _ago(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 main()

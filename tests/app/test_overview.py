@@ -101,7 +101,7 @@ def test_the_demo_is_started_once(open_app: OpenApp, tmp_path: Path, monkeypatch
     at.button[0].click()
     checked(at.run())
     assert at.title[0].value == "Probe"
-    [probe] = probe_process.list_probes(tmp_path)
+    [probe] = probe_process.list_processes(tmp_path)
     assert probe.command == f"driftscope demo --out {tmp_path / 'demo.drift'}"
     at = open_app("overview", folder=tmp_path)
     assert not at.button

@@ -8,6 +8,7 @@ import shlex
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -23,7 +24,7 @@ def command(at: object) -> list[str]:
 def wait_until_ended(folder: Path, name: str, seconds: float = 60) -> object:
     from driftscope_app import probe_process
 
-    [probe] = [p for p in probe_process.list_probes(folder) if p.name == name]
+    [probe] = [p for p in probe_process.list_processes(folder) if p.name == name]
     deadline = time.monotonic() + seconds
     while (state := probe_process.state(probe)).status == "running":
         assert time.monotonic() < deadline, state
@@ -167,6 +168,19 @@ def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     record = {"command": "driftscope probe", "out": str(tmp_path / "old.drift"), "pid": os.getpid(), "started_at": 0.0}
     (folder / "process.json").write_text(json.dumps(record))
-    [probe] = probe_process.list_probes(tmp_path)
+    [probe] = probe_process.list_processes(tmp_path)
     assert probe_process.state(probe).status == "failed"
     probe_process.cancel(probe)  # must not touch this very process
+
+
+def test_an_engine_is_offered_only_where_it_is_installed(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from driftscope.plan import Plan
+
+    field = Plan.model_fields["engine"]
+    monkeypatch.setattr(field, "annotation", Literal["replay", "live", "vllm"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert open_app("probe", folder=tmp_path).selectbox(key="probe_engine").options == ["replay", "live"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert open_app("probe", folder=tmp_path).selectbox(key="probe_engine").options == ["replay", "live", "vllm"]

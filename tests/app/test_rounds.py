@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,38 @@ def test_the_panel_shows_the_chosen_round_of_the_run(open_app: OpenApp, runs: Pa
     assert sink["y"] == pytest.approx([np.mean(r["mass_sink"]) for r in depths])
     drawn = lines(next(spec for alt, spec in charts(at).items() if "probability of the drafted token" in alt))
     assert drawn["drafter"]["y"] == pytest.approx([r["draft_prob"] for r in depths])
+
+
+def test_candidates_of_both_stand_beside_each_other(open_app: OpenApp, runs: Path) -> None:
+    run = read_run(runs / "demo.drift")
+    rounds = walk(run, "eagle3", "p3")
+    number = next(i for i, row in enumerate(rounds) if 0 < row["accepted_drafts"] < 4)
+    at = open_app("rounds", at=AT, prompt="p3", round=str(number + 1))
+    depths = [r for r in run.depths().to_pylist() if r["round_id"] == rounds[number]["round_id"]]
+    [body] = [e.proto.body for e in at.get("html") if ">drafter</th>" in e.proto.body]
+    shown = [re.findall(r"<td.*?</td>", row) for row in re.findall(r"<tr><th scope=\"row\".*?</tr>", body)]
+    assert len(shown) == DEPTH
+    for row, (draft, target) in zip(depths, shown, strict=True):
+        for side, cell in (("draft", draft), ("target", target)):
+            lines_shown = re.findall(r"<span[^>]*>(#\d+) ?([●◆]*)</span><span>([\d.]+)</span>", cell)
+            if row["accepted"] is None and side == "target":
+                assert "not seen" in cell
+                continue
+            assert [word for word, _, _ in lines_shown] == [f"#{t}" for t in row[f"{side}_top_token"]]
+            assert [float(p) for _, _, p in lines_shown] == pytest.approx(row[f"{side}_top_prob"], abs=6e-4)
+            marks = {word: mark for word, mark, _ in lines_shown if mark}
+            drafted, emitted = f"#{row['draft_token']}", f"#{row['target_token']}"
+            if side == "draft":
+                assert marks[drafted] == ("●◆" if row["accepted"] == 1 else "●")
+            else:
+                assert marks[emitted] == ("●◆" if row["accepted"] == 1 else "◆")
+
+
+def test_a_run_from_before_candidates_were_recorded_opens(open_app: OpenApp) -> None:
+    stored = Path(__file__).parents[1] / "fixtures" / "runs"
+    at = open_app("rounds", folder=stored)
+    assert at.dataframe[0].value["depth"].tolist() == [1, 2, 3, 4]
+    assert "Candidates" not in texts(at)
 
 
 def test_the_reason_is_said_in_words(open_app: OpenApp, runs: Path) -> None:

@@ -171,13 +171,18 @@ def test_each_array_has_intervals_around_it(tmp_path: Path) -> None:
         "acceptance_conditional",
         "hidden_in_norm",
         "hidden_in_norm_growth",
+        "hidden_out_norm",
+        "hidden_feedback_norm",
+        "mass_sink",
+        "mass_own",
         "own_excess",
         "sink_deficit",
         "chain_gap",
     }
     for name, intervals in condition.depth_intervals.items():
+        region = name.removeprefix("mass_")
         for value, low, high, method in zip(
-            getattr(condition, name), intervals.low, intervals.high, intervals.interval_method, strict=True
+            condition.mass[region] if region != name else getattr(condition, name), intervals.low, intervals.high, intervals.interval_method, strict=True
         ):
             assert method == "jackknife_t"
             assert low <= value <= high, name
