@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from pathlib import Path
 
@@ -58,7 +57,9 @@ def test_they_are_started_watched_cancelled_and_started_again(
         again = open_app("overview", folder=planned)  # a page that is opened later sees it running
         assert "**Interventions on mine** · running" in said(again)
         assert not [b for b in again.button if b.label == "Run the interventions"]
-        assert probe_process.start_interventions(planned, planned / "mine.drift").pid == process.pid  # never two at once
+        assert (
+            probe_process.start_interventions(planned, planned / "mine.drift").pid == process.pid
+        )  # never two at once
         assert probe_process.list_processes(planned) == []  # Probe lists what makes a run
         button(again, "Cancel").click()  # type: ignore[attr-defined]
         checked(again.run())

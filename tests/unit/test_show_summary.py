@@ -182,7 +182,11 @@ def test_each_array_has_intervals_around_it(tmp_path: Path) -> None:
     for name, intervals in condition.depth_intervals.items():
         region = name.removeprefix("mass_")
         for value, low, high, method in zip(
-            condition.mass[region] if region != name else getattr(condition, name), intervals.low, intervals.high, intervals.interval_method, strict=True
+            condition.mass[region] if region != name else getattr(condition, name),
+            intervals.low,
+            intervals.high,
+            intervals.interval_method,
+            strict=True,
         ):
             assert method == "jackknife_t"
             assert low <= value <= high, name
