@@ -10,7 +10,7 @@ import streamlit as st
 
 from driftscope_app.tokens import Vocabulary
 
-DRAFTED, EMITTED = "●", "◆"
+DRAFTED, EMITTED = "●", "★"
 _CELL = "padding:.25rem .5rem;vertical-align:top;border-top:1px solid rgba(128,128,128,.35)"
 _LINE = "display:flex;justify-content:space-between;gap:.5rem;padding:0 .3rem"
 
@@ -51,9 +51,10 @@ def _candidates(row: dict[str, Any], side: str, words: Vocabulary) -> str:
         weight = "font-weight:650" if marks else ""
         width = f"{100 * probability:.0f}%"
         bar = f"background:linear-gradient(to right,rgba(43,123,186,.22) {width},transparent {width})"
+        shown = f"{probability:.3f}" if probability >= 5e-4 else "&lt;0.001"
         word = html.escape(words.one(token)) or "token not kept"
         lines.append(
             f'<div style="{_LINE};{bar};{weight}"><span style="overflow-wrap:anywhere">{word} {marks}</span>'
-            f"<span>{probability:.3f}</span></div>"
+            f"<span>{shown}</span></div>"
         )
     return "".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from driftscope.runs import Run
 
 T = TypeVar("T")
+
+LOG_SECONDS = 5.0
+"""Without a terminal, progress is said at every new condition and at least so often."""
 
 
 class MeasuredRun(BaseModel):
@@ -119,17 +123,18 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
         TimeRemainingColumn(),
     )
     stderr = Console(stderr=True, highlight=False)
-    is_log = not stderr.is_terminal  # a bar would leave nothing readable there: one line per condition instead
-    last = ""
+    is_log = not stderr.is_terminal  # a bar would leave nothing readable there: a line now and then instead
+    last, said_at = "", 0.0
     with Bar(*columns, console=stderr, transient=True, disable=is_log) as bar:
         task = bar.add_task("starting", total=None)
 
         def on_progress(progress: Progress) -> None:
-            nonlocal last
+            nonlocal last, said_at
             bar.update(task, description=progress.condition, completed=progress.num_done, total=progress.num_units)
-            if is_log and progress.condition != last:
+            is_due = progress.condition != last or time.monotonic() - said_at >= LOG_SECONDS
+            if is_log and is_due:
                 stderr.print(f"{progress.num_done}/{progress.num_units} {progress.condition}", soft_wrap=True)
-                last = progress.condition
+                last, said_at = progress.condition, time.monotonic()
 
         return work(lambda text: bar.update(task, description=text), on_progress)
 

@@ -88,7 +88,7 @@ def test_candidates_of_both_stand_beside_each_other(open_app: OpenApp, runs: Pat
     assert len(shown) == DEPTH
     for row, (draft, target) in zip(depths, shown, strict=True):
         for side, cell in (("draft", draft), ("target", target)):
-            lines_shown = re.findall(r"<span[^>]*>(#\d+) ?([●◆]*)</span><span>([\d.]+)</span>", cell)
+            lines_shown = re.findall(r"<span[^>]*>(#\d+) ?([●★]*)</span><span>([\d.]+)</span>", cell)
             if row["accepted"] is None and side == "target":
                 assert "not seen" in cell
                 continue
@@ -97,9 +97,9 @@ def test_candidates_of_both_stand_beside_each_other(open_app: OpenApp, runs: Pat
             marks = {word: mark for word, mark, _ in lines_shown if mark}
             drafted, emitted = f"#{row['draft_token']}", f"#{row['target_token']}"
             if side == "draft":
-                assert marks[drafted] == ("●◆" if row["accepted"] == 1 else "●")
+                assert marks[drafted] == ("●★" if row["accepted"] == 1 else "●")
             else:
-                assert marks[emitted] == ("●◆" if row["accepted"] == 1 else "◆")
+                assert marks[emitted] == ("●★" if row["accepted"] == 1 else "★")
 
 
 def test_a_run_from_before_candidates_were_recorded_opens(open_app: OpenApp) -> None:
