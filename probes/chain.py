@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from probes.attention.kernel import Band, attend
-from probes.attention.masses import Masses, OwnChain, measure_masses, merge_own, own_logits
+from probes.attention.masses import Masses, OwnChain, attend_regions, merge_masses, merge_own, own_logits
+from probes.attention.slots import SLOT_REGIONS
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 
@@ -40,7 +41,7 @@ class SlotCache:
 class StepOutput:
     """One depth of many chains. Norms and masses are float32; `feedback` and `logits` in the drafter's dtype.
 
-    A light step (without a one-hot) measures neither masses nor the embedding's share.
+    A light step (without regions) measures neither masses nor the embedding's share.
     """
 
     logits: Float[Tensor, "query draft_vocab"]
@@ -108,7 +109,7 @@ def prefill(
 def step(
     drafter: Drafter,
     cache: SlotCache,
-    one_hot: Float[Tensor, "slot region"] | None,
+    regions: UInt8[Tensor, "slot"] | None,
     token_ids: Int[Tensor, "query"],
     hidden: Float[Tensor, "query hidden"],
     *,
@@ -122,8 +123,8 @@ def step(
     up to t. Depth k: `token_ids` = the draft of depth k-1, `hidden` = the state fed back, `own` = the chain's slots so far;
     each query stands at t+k-1, sees the true slots up to t, and its own chain, its own new slot included.
 
-    Without `one_hot` nothing is measured but norms: for chains of which only the drafts matter. `depth` is needed only
-    where `own` does not hold the whole chain (an intervention that hides a part of it).
+    Without `regions` (`slot_regions`) nothing is measured but norms: for chains of which only the drafts matter. `depth` is
+    needed only where `own` does not hold the whole chain (an intervention that hides a part of it).
     """
     num_queries = len(token_ids)
     if depth is None:
@@ -134,26 +135,31 @@ def step(
     rotation = drafter.rotation(slots + depth - 1)
     norms: dict[str, list[Tensor]] = {"in": [], "attn": [], "mlp": [], "out": []}
     masses, queries, chains = [], [], []
-    input_share = None if one_hot is None else drafter.layers[0].embed_share(embeds, hidden)
+    input_share = None if regions is None else drafter.layers[0].embed_share(embeds, hidden)
     for index, layer in enumerate(drafter.layers):
         norms["in"].append(hidden.float().norm(dim=-1))
         scale = layer.head_dim**-0.5
         q, k, v, residual = layer.project(embeds, hidden, rotation)
         band = Band.causal(start, query_position=position, window=layer.window)
-        out, lse = attend(q, cache.k[index], cache.v[index], band, scale)
-        chain = None
+        k_true, v_true = cache.k[index], cache.v[index]
+        seen = None
+        if regions is None:
+            out, lse = attend(q, k_true, v_true, band, scale)
+        else:
+            seen = attend_regions(q, k_true, v_true, regions, len(SLOT_REGIONS), band, scale)
+            out, lse = seen.out, seen.lse
+        logits = None
         if own is not None:
             before = own[index] if own else None
             chain = OwnChain(
                 k[:, None] if before is None else torch.cat([before.k, k[:, None]], dim=1),
                 v[:, None] if before is None else torch.cat([before.v, v[:, None]], dim=1),
             )
-            out = merge_own(out, lse, own_logits(q, chain, scale, layer.window), chain)
+            logits = own_logits(q, chain, scale, layer.window)
+            out = merge_own(out, lse, logits, chain)
             chains.append(chain)
-        if one_hot is not None:
-            masses.append(
-                measure_masses(q, cache.k[index], one_hot, slots, band, chain, scale=scale, window=layer.window)
-            )
+        if seen is not None:
+            masses.append(merge_masses(seen, logits))
         queries.append(q)
         attn = layer.attention_branch(out.flatten(-2))
         stream = residual + attn

@@ -373,8 +373,8 @@ def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: Targe
     agreement, mean_logprob = float("nan"), float("nan")
     if trace.is_forced and trace.num_response_tokens:
         text = trace.token_ids[trace.num_prompt_tokens :]
-        agreement = float((trace.logits.argmax(dim=-1) == text).float().mean())
-        mean_logprob = float(trace.logits.float().log_softmax(dim=-1).gather(1, text[:, None]).mean())
+        agreement = float((trace.choices.best == text).float().mean())
+        mean_logprob = float(trace.choices.text_logprob.mean())
     return PromptRecord(
         prompt_id=prompt.prompt_id,
         system_prompt=cell.system_prompt.name,

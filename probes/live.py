@@ -78,7 +78,7 @@ def run_live(
     num_prompt, device = len(prompt_ids), target.device
     target.check_length(num_prompt + max_new_tokens + depth + 1, "a prompt with its response")
     whole = text_regions(region, num_prompt + max_new_tokens + depth + 1)
-    one_hot = slot_regions(whole, sink_slots=sink_slots, device=device)
+    regions = slot_regions(whole, sink_slots=sink_slots, device=device)
 
     prompt = torch.as_tensor(prompt_ids, dtype=torch.int64, device=device)
     head = target.prefill(prompt_ids[:-1], prefix=prefix)
@@ -97,7 +97,7 @@ def run_live(
         token, hidden, own = tokens[t + 1 :], drafter.fuse(concat_aux(drafter, aux, t, t + 1)), None
         drafts: list[Drafted] = []
         for _ in range(depth):
-            output = step(drafter, slots, one_hot, token, hidden, start=t, own=own)
+            output = step(drafter, slots, regions, token, hidden, start=t, own=own)
             drafts.append(Drafted.from_step(drafter, output))
             token, hidden, own = drafts[-1].token, output.feedback, output.own
         clock.mark()
@@ -146,9 +146,9 @@ def record_live(
     """The rounds' record. What depth 1 would have predicted with true features is computed afterwards, on the text."""
     depth, device = len(rounds.drafts[0]), trace.token_ids.device
     region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
-    one_hot = slot_regions(region, sink_slots=sink_slots, device=device)
+    regions = slot_regions(region, sink_slots=sink_slots, device=device)
     cache = prefill(drafter, trace.token_ids, trace.aux)
-    fresh = fresh_pass(drafter, trace, cache, one_hot, first=rounds.starts[0], last=cache.num_slots - 1, depth=depth)
+    fresh = fresh_pass(drafter, trace, cache, regions, first=rounds.starts[0], last=cache.num_slots - 1, depth=depth)
     return record_rounds(
         drafter,
         trace,

@@ -137,7 +137,7 @@ def label(
     at = position.clamp_max(num_tokens - 2)
     text = trace.token_ids[at + 1]
     index = at - (trace.num_prompt_tokens - 1)
-    best = trace.logits.argmax(dim=-1)[index]
+    best = trace.choices.best[index] if trace.is_forced or trace.temperature > 0 else text
     expected = best if trace.is_forced else text
     agrees = (text == expected) & exists
 

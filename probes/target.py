@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from transformers import AutoConfig, AutoTokenizer, DynamicCache
 
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.errors import CheckpointError, InputError
+from probes.sampler import Sampler
 from probes.target_family import (
     attention_options,
     auto_class,
+    chunked_attention,
     find_decoder,
     last_positions,
     max_padded_tokens,
@@ -33,36 +35,16 @@ from probes.target_family import (
     refuse_other_states,
     refuse_recurrent,
 )
+from probes.trace import TIE_LOGIT_GAP, HeadLogits, TargetTrace
 
-TIE_LOGIT_GAP = 1e-4
-"""Two logits closer than this are a tie: another order of the same sums may pick either token."""
+__all__ = ["TIE_LOGIT_GAP", "Prefix", "Sampler", "Target", "TargetTrace", "target_config"]
 
 PREFILL_CHUNK_TOKENS = 2048
+CUDA_PREFILL_CHUNK_TOKENS = 4096
+"""Long enough to fill the device; the mask of a chunk has this many rows of all slots before."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class TargetTrace:
-    """A finished text and what the target computed on it. N tokens: prompt P, response, continuation past the end.
-
-    `logits[i]` are those at position P-1+i: they predict token P+i. Without a response the first axis has length 0.
-    """
-
-    token_ids: Int[Tensor, "token"]
-    num_prompt_tokens: int
-    num_response_tokens: int
-    finish_reason: str  # "stop" | "length" | "forced"
-    aux: dict[int, Float[Tensor, "token target_hidden"]]  # at least N-1 rows
-    logits: Float[Tensor, "position vocab"]
-    is_forced: bool = False
-    temperature: float = 0.0
-
-    @property
-    def num_ties(self) -> int:
-        """Response positions whose two best logits are closer than TIE_LOGIT_GAP."""
-        if len(self.logits) == 0:
-            return 0
-        best = self.logits.float().topk(2, dim=-1).values
-        return int((best[:, 0] - best[:, 1] < TIE_LOGIT_GAP).sum())
+HEAD_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""Of the largest logit (else 2^-6): the head alone gives the model's logits, or the model does more after it."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +60,6 @@ class Prefix:
         if num_copies > 1:
             cache.batch_repeat_interleave(num_copies)
         return cache
-
-
-class Sampler:
-    """Picks the emitted token: argmax at temperature 0, else a draw from softmax(logits / temperature).
-
-    Draws are Gumbel-max with noise keyed by (seed, prompt, position), so the text of a prompt does not depend on which
-    prompts share its batch, nor on whether a position is decoded alone or verified with others: plain sampling and live
-    give the same text at any temperature.
-    """
-
-    def __init__(self, temperature: float = 0.0, seed: int = 0) -> None:
-        self.temperature = temperature
-        self.seed = seed
-
-    def scores(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Float[Tensor, "row vocab"]:
-        """What is maximised, in logits: `keys` holds for each row the prompt's id and the position of the token."""
-        if self.temperature == 0:
-            return logits
-        noise = torch.empty(logits.shape, device=logits.device)
-        generator = torch.Generator(device=logits.device)
-        for row, (prompt_id, position) in enumerate(keys):
-            generator.manual_seed(zlib.crc32(f"{self.seed}/{prompt_id}/{position}".encode()))
-            noise[row].exponential_(generator=generator)
-        return logits.float() - self.temperature * noise.log()
-
-    def __call__(self, logits: Float[Tensor, "row vocab"], keys: Sequence[tuple[str, int]]) -> Int[Tensor, "row"]:
-        return self.scores(logits, keys).argmax(dim=-1)
 
 
 class Target:
@@ -156,6 +111,10 @@ class Target:
     def lm_head(self) -> Float[Tensor, "vocab hidden"]:
         return self.model.get_output_embeddings().weight
 
+    def head(self, states: Float[Tensor, "position hidden"]) -> Float[Tensor, "position vocab"]:
+        """The output head alone, on post-norm states."""
+        return self.model.get_output_embeddings()(states)
+
     @property
     def max_positions(self) -> int | None:
         return getattr(self.config, "max_position_embeddings", None)
@@ -179,7 +138,8 @@ class Target:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        for index in sorted(set(aux_layer_ids)):
+        self.hooked_ids = tuple(sorted(set(aux_layer_ids)))
+        for index in self.hooked_ids:
             if index == FINAL_NORMED:
                 self._hooks.append(self.decoder.register_forward_hook(self._hold_output(index)))
             elif index == self.num_layers:
@@ -194,6 +154,15 @@ class Target:
                     code="aux_layer_out_of_range",
                     remedy="is this drafter for another target?",
                 )
+
+    @contextmanager
+    def _also_final(self) -> Iterator[None]:
+        """Within: the post-norm states are captured too."""
+        hook = self.decoder.register_forward_hook(self._hold_output(FINAL_NORMED))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _hold_input(self, index: int) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -237,13 +206,40 @@ class Target:
         """The cache and states of a prefix, in chunks; `prefix` gives tokens already computed."""
         begin = 0 if prefix is None else len(prefix.token_ids)
         cache = new_cache(self.config) if prefix is None else prefix.fork()
-        pieces: dict[int, list[Tensor]] = {} if prefix is None else {i: [a] for i, a in prefix.aux.items()}
-        for at in range(begin, len(token_ids), PREFILL_CHUNK_TOKENS):
-            ids = torch.as_tensor(token_ids[at : at + PREFILL_CHUNK_TOKENS], dtype=torch.int64, device=self.device)
-            _, aux = self.forward(ids[None], cache)
-            for index, states in aux.items():
-                pieces.setdefault(index, []).append(states[0])
-        return Prefix(np.asarray(token_ids, np.int32), cache, {i: torch.cat(p) for i, p in pieces.items()})
+        aux: dict[int, Tensor] = {}
+        self._read_in_chunks(token_ids, begin, cache, aux, prefix)
+        return Prefix(np.asarray(token_ids, np.int32), cache, aux)
+
+    def _read_in_chunks(
+        self,
+        token_ids: np.ndarray,
+        begin: int,
+        cache: DynamicCache,
+        aux: dict[int, Tensor],
+        prefix: Prefix | None,
+        *,
+        after_chunk: Callable[[int, Tensor, dict[int, Tensor]], None] = lambda at, logits, states: None,
+        num_logits: int = 1,
+    ) -> None:
+        """Extends `cache` by the tokens from `begin` on and fills `aux`, one tensor a boundary, allocated once.
+
+        `after_chunk` gets each chunk's first position, its last `num_logits` logits and its states.
+        """
+        chunk = CUDA_PREFILL_CHUNK_TOKENS if self.device.type == "cuda" else PREFILL_CHUNK_TOKENS
+        hooked = set(self.hooked_ids)
+        for at in range(begin, len(token_ids), chunk):
+            ids = torch.as_tensor(token_ids[at : at + chunk], dtype=torch.int64, device=self.device)
+            with chunked_attention(self.model, is_first=at == 0):
+                logits, states = self.forward(ids[None], cache, num_logits=min(num_logits, len(ids)))
+            for index in hooked & states.keys():
+                if index not in aux:
+                    aux[index] = states[index].new_empty(len(token_ids), states[index].shape[-1])
+                    if prefix is not None:
+                        aux[index][:begin] = prefix.aux[index]
+                aux[index][at : at + len(ids)] = states[index][0]
+            after_chunk(at, logits[0], {i: s[0] for i, s in states.items()})
+        if begin >= len(token_ids) and prefix is not None:
+            aux |= prefix.aux
 
     # ---- text
 
@@ -258,23 +254,58 @@ class Target:
 
     @torch.inference_mode()
     def read(self, token_ids: np.ndarray, num_prompt_tokens: int, *, prefix: Prefix | None = None) -> TargetTrace:
-        """The states and logits of a finished text that somebody else may have written (forced)."""
+        """The states and logits of a finished text that somebody else may have written (forced).
+
+        Read in chunks; memory grows by the states, keys and values of a token, never by its logits.
+        """
         self.check_length(len(token_ids), "the text")
-        head = self.prefill(token_ids[: num_prompt_tokens - 1], prefix=prefix) if num_prompt_tokens > 1 else None
-        cache = new_cache(self.config) if head is None else head.fork()
-        ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
-        rest = ids[num_prompt_tokens - 1 :]
-        logits, aux = self.forward(rest[None], cache, num_logits=len(rest))
-        before = {} if head is None else head.aux
+        begin = 0 if prefix is None else len(prefix.token_ids)
+        first = num_prompt_tokens - 1
+        final: list[Tensor] = []
+        is_plain = getattr(self.config, "final_logit_softcapping", None) is None
+
+        def keep(at: int, logits: Tensor, states: dict[int, Tensor]) -> None:
+            nonlocal is_plain
+            state = states[FINAL_NORMED]
+            is_plain = is_plain and is_same_head(self.head, state[-1:], logits[-1:])
+            final.append(state[max(0, first - at) :].clone())
+
+        aux: dict[int, Tensor] = {}
+        cache = new_cache(self.config) if prefix is None else prefix.fork()
+        with self._also_final():
+            self._read_in_chunks(token_ids, begin, cache, aux, prefix, after_chunk=keep)
+        logits: Tensor | HeadLogits = HeadLogits(torch.cat(final)[:-1], self.head, self.lm_head.shape[0])
+        if not is_plain:
+            logits = self._all_logits(token_ids, first, prefix)
         return TargetTrace(
-            token_ids=ids,
+            token_ids=torch.as_tensor(token_ids, dtype=torch.int64, device=self.device),
             num_prompt_tokens=num_prompt_tokens,
             num_response_tokens=len(token_ids) - num_prompt_tokens,
             finish_reason="forced",
-            aux={i: torch.cat([before[i], a[0]]) if i in before else a[0] for i, a in aux.items()},
-            logits=logits[0, :-1],
+            aux=aux,
+            logits=logits,
             is_forced=True,
         )
+
+    def _all_logits(self, token_ids: np.ndarray, first: int, prefix: Prefix | None) -> Tensor:
+        """Those from position `first` on, of a model that changes what its head gives (a soft cap, a scale)."""
+        kept: list[Tensor] = []
+
+        def keep(at: int, logits: Tensor, states: dict[int, Tensor]) -> None:
+            kept.append(logits[max(0, first - at) :])
+
+        cache = new_cache(self.config) if prefix is None else prefix.fork()
+        begin = 0 if prefix is None else len(prefix.token_ids)
+        self._read_in_chunks(
+            token_ids,
+            begin,
+            cache,
+            {},
+            prefix,
+            after_chunk=keep,
+            num_logits=max(PREFILL_CHUNK_TOKENS, CUDA_PREFILL_CHUNK_TOKENS),
+        )
+        return torch.cat(kept)[:-1]
 
     @torch.inference_mode()
     def write(
@@ -367,6 +398,12 @@ class Target:
                 )
             )
         return traces
+
+
+def is_same_head(head: Callable[[Tensor], Tensor], states: Tensor, logits: Float[Tensor, "position vocab"]) -> bool:
+    """Whether the head alone gives these logits, up to rounding."""
+    tolerance = HEAD_TOLERANCE.get(logits.dtype, 2.0**-6)
+    return bool((head(states) - logits).float().abs().max() <= tolerance * logits.float().abs().max())
 
 
 def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from probes.attention.slots import slot_regions
+from probes.attention.slots import SLOT_REGIONS, slot_regions
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.target import Prefix, Target, TargetTrace
@@ -46,7 +46,8 @@ def target_masses(
     Every softmax layer that goes through transformers' attention interface is there. Raises InputError when none does.
     """
     first = trace.num_prompt_tokens - 1
-    one_hot = slot_regions(region, sink_slots=sink_slots, device=target.device)  # [token, sink + TEXT_REGIONS]
+    column = slot_regions(region, sink_slots=sink_slots, device=target.device)
+    one_hot = nn.functional.one_hot(column.long(), len(SLOT_REGIONS)).float()  # [token, sink + TEXT_REGIONS]
     masses: dict[int, Tensor] = {}
     types = getattr(target.config, "layer_types", None) or ["full_attention"] * target.num_layers
     full_layers = {i for i, layer_type in enumerate(types) if layer_type not in WINDOW_LAYER_TYPES}

@@ -7,11 +7,14 @@ values by position: recurrent states (Mamba, linear attention, convolutions) hol
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from probes.errors import InputError
@@ -128,3 +131,34 @@ def max_padded_tokens(model: nn.Module) -> int | None:
 def _windows(config: PretrainedConfig) -> dict[str, int]:
     found = {name: getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
     return {name: int(value) for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def chunked_attention(model: nn.Module, *, is_first: bool) -> Iterator[None]:
+    """Within: a chunk's queries on all slots before take torch's flash kernel, which aligns causality at the end.
+
+    transformers gives SDPA an explicit mask there, and SDPA then reads K and V once a query head by a slower kernel. Only
+    on CUDA in 16 bits, where every layer sees all slots before and no padding is in the batch.
+    """
+    name = model.config.get_text_config()._attn_implementation
+    known = ALL_ATTENTION_FUNCTIONS.get(name)
+    parameter = next(model.parameters())
+    is_16_bit = parameter.dtype in (torch.bfloat16, torch.float16)
+    if is_first or name != "sdpa" or not parameter.is_cuda or not is_16_bit or max_padded_tokens(model) is not None:
+        yield
+        return
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        has_more = any(options.get(n) is not None for n in ("softcap", "s_aux", "sliding_window", "position_bias"))
+        if has_more or q.shape[-1] != v.shape[-1] or q.shape[-1] > 256 or q.shape[2] < 2:
+            return known(module, q, k, v, mask, **options)
+        scale = options.get("scaling")
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[0]
+        return out.transpose(1, 2).contiguous(), None
+
+    mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping
+    mapping[name] = attend
+    try:
+        yield
+    finally:
+        mapping[name] = known

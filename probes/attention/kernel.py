@@ -3,11 +3,13 @@
 One row of queries, affine in i, is all that a chain needs: a causal prefix (with or without a window) whose edge moves by
 one slot a query. Knows nothing of who asks. Kernels (measured, torch 2.11 CUDA and 2.13 CPU):
 CPU: aten flash for CPU (float32, float64, bfloat16, unexpanded GQA; a fully masked row gives lse 0, so none is sent);
-CUDA: aten efficient (float32, bfloat16, float16; GQA expanded; lse padded to 32). Elsewhere: `attend_plain`.
+CUDA: our Triton kernel, without Triton aten efficient (GQA expanded; lse padded to 32). Elsewhere: `attend_plain`.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,16 @@ from torch import Tensor
 
 MAX_MASK_ELEMENTS = 1 << 22
 """Queries are taken in blocks so that one block's additive mask stays below this (16 MiB in float32)."""
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def has_kernel(q: Tensor) -> bool:
+    """Whether `region_kernel` takes queries like these: a CUDA device with Triton, no float64, heads to 256."""
+    return q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 and _has_triton()
 
 
 class Band(NamedTuple):
@@ -54,6 +66,11 @@ def attend(
     if band.is_empty or num_queries == 0:
         wide = torch.promote_types(q.dtype, torch.float32)
         return torch.zeros_like(q), torch.full((num_queries, num_heads), -torch.inf, device=q.device, dtype=wide)
+    if has_kernel(q):
+        from probes.attention.region_kernel import attend_banded
+
+        out, lse, *_ = attend_banded(q, k, v, band, scale)
+        return out, lse
     block = max(1, MAX_MASK_ELEMENTS // k.shape[0])
     outs, lses = [], []
     for begin in range(0, num_queries, block):

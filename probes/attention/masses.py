@@ -1,8 +1,7 @@
 """Where the attention probability goes: one query's masses by region and its entropy, own-chain slots merged in.
 
-Exact without any L x L matrix: the fused kernel called with V = one-hot(region) gives each region's share of the band,
-and with V = K it gives E[k], hence the entropy lse - scale * q.E[k] (measured: 3e-7 and 1e-6 in float32; q and k are
-widened to float32 first because in bfloat16 the same trick is only good to 3e-3).
+Exact without any L x L matrix: by the Triton kernel on a CUDA device (`region_kernel`), elsewhere by attention that gives
+its log-sum-exp, called three times.
 """
 
 from __future__ import annotations
@@ -10,20 +9,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from probes.attention.kernel import Band, attend
+from probes.attention.kernel import Band, attend, has_kernel
 
 
 class Masses(NamedTuple):
     """Probabilities of one layer's queries, float32. region + current + own sum to 1 for each query and head."""
 
-    region: Float[Tensor, "query head region"]  # over the one-hot's columns, the current slot taken out
+    region: Float[Tensor, "query head region"]  # the current slot taken out
     current: Float[Tensor, "query head"]
     own: Float[Tensor, "query head"]
     entropy: Float[Tensor, "query head"]  # nats, over all slots
     lse: Float[Tensor, "query head"]  # log of the softmax's denominator, band and own chain together
+
+
+class BandAttention(NamedTuple):
+    """Attention over a band of true-feature slots. region + current sum to 1, or all are 0 where the band is empty."""
+
+    out: Float[Tensor, "query head head_dim"]
+    lse: Float[Tensor, "query head"]
+    region: Float[Tensor, "query head region"]  # the current slot, the last one that a query sees, taken out
+    current: Float[Tensor, "query head"]
+    entropy: Float[Tensor, "query head"]
 
 
 class OwnChain(NamedTuple):
@@ -60,25 +69,43 @@ def merge_own(
     return out * (lse - total).exp()[..., None].to(out.dtype) + own_out
 
 
-def measure_masses(
+def attend_regions(
     q: Float[Tensor, "query head head_dim"],
     k: Float[Tensor, "slot kv_head head_dim"],
-    one_hot: Float[Tensor, "slot region"],
-    current: Int[Tensor, "query"],
+    v: Float[Tensor, "slot kv_head head_dim"],
+    region: UInt8[Tensor, "slot"],
+    num_regions: int,
     band: Band,
-    own: OwnChain | None,
-    *,
     scale: float,
-    window: int | None,
-) -> Masses:
-    """Region masses, the current slot's, the own chain's, and the entropy.
+) -> BandAttention:
+    """Attention over the band and where it looks; by the Triton kernel where there is one for this device and dtype."""
+    if has_kernel(q):
+        from probes.attention.region_kernel import attend_banded
 
-    `current` is slot t of each query; its probability is taken out of its text region (it is a region of its own), and is
-    0 when the window no longer reaches it.
+        found = attend_banded(q, k, v, band, scale, region=region, num_regions=num_regions)
+        assert found.mass is not None
+        assert found.entropy is not None
+        return BandAttention(found.out, found.lse, found.mass[..., :-1], found.mass[..., -1], found.entropy)
+    return attend_regions_plain(q, k, v, region, num_regions, band, scale)
+
+
+def attend_regions_plain(
+    q: Float[Tensor, "query head head_dim"],
+    k: Float[Tensor, "slot kv_head head_dim"],
+    v: Float[Tensor, "slot kv_head head_dim"],
+    region: UInt8[Tensor, "slot"],
+    num_regions: int,
+    band: Band,
+    scale: float,
+) -> BandAttention:
+    """The same by any attention that gives its log-sum-exp: with V = one-hot(region) it gives each region's share, with
+    V = K it gives E[k], hence the entropy lse - scale * q.E[k] (measured: 3e-7 and 1e-6 in float32; q and k are widened to
+    float32 first because in bfloat16 the same trick is only good to 3e-3).
     """
+    out, _ = attend(q, k, v, band, scale)
     q, k = q.float(), k.float()
     num_kv_heads, head_dim = k.shape[1:]
-    num_regions = one_hot.shape[1]
+    one_hot = torch.nn.functional.one_hot(region[: len(k)].long(), num_regions).float()
     shares = []
     for begin in range(0, num_regions, head_dim):  # the kernel's V is as wide as its q
         columns = torch.nn.functional.pad(
@@ -86,28 +113,36 @@ def measure_masses(
         )
         value, lse = attend(q, k, columns[:, None, :].expand(-1, num_kv_heads, -1), band, scale)
         shares.append(value[..., : min(head_dim, num_regions - begin)])
-    region = torch.cat(shares, dim=-1)  # [query, head, region], sums to 1 over the band
+    mass = torch.cat(shares, dim=-1)  # [query, head, region], sums to 1 over the band
     mean_k, _ = attend(q, k, k, band, scale)
-    mean_logit = (q * mean_k).sum(dim=-1) * scale
-    if own is None:
-        total, in_band, own_mass = lse, torch.ones_like(lse), torch.zeros_like(lse)
-    else:
-        logits = own_logits(q, OwnChain(own.k.float(), own.v), scale, window)
-        total = torch.logaddexp(lse, logits.logsumexp(dim=-1))
-        in_band = (lse - total).exp()
-        probability = (logits - total[..., None]).exp()
-        own_mass = probability.sum(dim=-1)
-        mean_logit = in_band * mean_logit + torch.where(probability > 0, probability * logits, 0.0).sum(dim=-1)
-    region = region * in_band[..., None]
+    entropy = lse - (q * mean_k).sum(dim=-1) * scale
     if band.is_empty:
-        current_mass = torch.zeros_like(own_mass)
-    else:
-        repeats = q.shape[1] // num_kv_heads
-        current_logit = (q * k[current].repeat_interleave(repeats, dim=1)).sum(dim=-1) * scale
-        current_mass = (current_logit - total).exp()
-        region = (region - current_mass[..., None] * one_hot[current][:, None, :]).clamp_min(0.0)
+        return BandAttention(out, lse, mass, torch.zeros_like(lse), torch.zeros_like(lse))
+    current = band.last + torch.arange(len(q), device=q.device)
+    repeats = q.shape[1] // num_kv_heads
+    current_logit = (q * k[current].repeat_interleave(repeats, dim=1)).sum(dim=-1) * scale
+    current_mass = (current_logit - lse).exp()
+    mass = (mass - current_mass[..., None] * one_hot[current][:, None, :]).clamp_min(0.0)
+    return BandAttention(out, lse, mass, current_mass, entropy)
+
+
+def merge_masses(band: BandAttention, logits: Float[Tensor, "query head own"] | None) -> Masses:
+    """The band's masses and the own chain's over one softmax. `logits` of the own slots: `own_logits`; None at depth 1."""
+    if logits is None:
+        return Masses(band.region, band.current, torch.zeros_like(band.lse), band.entropy.clamp_min(0.0), band.lse)
+    logits = logits.float()
+    total = torch.logaddexp(band.lse, logits.logsumexp(dim=-1))
+    in_band = (band.lse - total).exp()
+    surprise = total[..., None] - logits  # infinite outside the window, where the probability is 0
+    probability = (-surprise).exp()
+    entropy = in_band * band.entropy + torch.where(in_band > 0, in_band * (total - band.lse), 0.0)
+    entropy = entropy + torch.where(probability > 0, probability * surprise, 0.0).sum(dim=-1)
     return Masses(
-        region=region, current=current_mass, own=own_mass, entropy=(total - mean_logit).clamp_min(0.0), lse=total
+        region=band.region * in_band[..., None],
+        current=band.current * in_band,
+        own=probability.sum(dim=-1),
+        entropy=entropy.clamp_min(0.0),
+        lse=total,
     )
 
 

@@ -1,16 +1,16 @@
-"""The region of each slot, as the one-hot that masses are measured with. Knows nothing of templates or chains."""
+"""The region of each slot, as masses are measured with. Knows nothing of templates or chains."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import UInt8
 from torch import Tensor
 
 from probes.record import TEXT_REGIONS
 
 SLOT_REGIONS = ("sink", *TEXT_REGIONS)
-"""Columns of the one-hot with which region masses are measured."""
+"""What a slot can be for the kernel: columns of the measured masses."""
 
 
 def text_regions(prompt_region: np.ndarray, num_tokens: int) -> np.ndarray:
@@ -20,8 +20,8 @@ def text_regions(prompt_region: np.ndarray, num_tokens: int) -> np.ndarray:
     return region
 
 
-def slot_regions(region: np.ndarray, *, sink_slots: int, device: torch.device) -> Float[Tensor, "slot region"]:
-    """One-hot over SLOT_REGIONS. A slot's region is that of its token x[t]; the first `sink_slots` are `sink`."""
-    column = torch.as_tensor(region, dtype=torch.int64, device=device) + 1
+def slot_regions(region: np.ndarray, *, sink_slots: int, device: torch.device) -> UInt8[Tensor, "slot"]:
+    """Index into SLOT_REGIONS. A slot's region is that of its token x[t]; the first `sink_slots` are `sink`."""
+    column = torch.as_tensor(region, dtype=torch.uint8).to(device) + 1
     column[:sink_slots] = 0
-    return torch.nn.functional.one_hot(column, len(SLOT_REGIONS)).float()
+    return column

@@ -56,9 +56,12 @@ class Fusion(nn.Module):
         aux_norm = torch.stack([g.float().norm(dim=-1) for g in aux.chunk(self.num_aux, dim=-1)], dim=-1)
         if self.fc is None:
             return FusionShares(None, None, None, aux_norm)
-        slices = self.fc.weight.float().chunk(self.num_aux, dim=-1)  # each [hidden, target_hidden]
-        parts = self.normed(aux).float().chunk(self.num_aux, dim=-1)
-        terms = torch.stack([g @ w.T for g, w in zip(parts, slices, strict=True)], dim=1)  # [round, aux, hidden]
+        slices = self.fc.weight.chunk(self.num_aux, dim=-1)  # each [hidden, target_hidden]
+        parts = self.normed(aux).chunk(self.num_aux, dim=-1)
+        # products in the model's dtype, everything after in float32
+        terms = torch.stack(
+            [(g @ w.T).float() for g, w in zip(parts, slices, strict=True)], dim=1
+        )  # [round, aux, hidden]
         bias = None if self.fc.bias is None else self.fc.bias.float()
         fused = terms.sum(dim=1) if bias is None else terms.sum(dim=1) + bias
         square = fused.square().sum(dim=-1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -124,10 +125,11 @@ class LlamaDrafterLayer(nn.Module):
         if self.index > 0:
             return None
         x, _ = self.read(embeds, hidden)
-        attn = self.self_attn
-        weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]).float()
-        size = embeds.shape[-1]
-        from_embed = x[..., :size].float() @ weight[:, :size].T
-        total = from_embed + x[..., size:].float() @ weight[:, size:].T
-        square = total.square().sum(dim=-1)
-        return (from_embed * total).sum(dim=-1) / torch.where(square > 0, square, torch.nan)
+        attn, size = self.self_attn, embeds.shape[-1]
+        inner, square = torch.zeros((), device=x.device), torch.zeros((), device=x.device)
+        for weight in (attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight):  # products in the model's dtype
+            from_embed = linear(x[..., :size], weight[:, :size]).float()
+            total = from_embed + linear(x[..., size:], weight[:, size:]).float()
+            inner = inner + (from_embed * total).sum(dim=-1)
+            square = square + total.square().sum(dim=-1)
+        return inner / torch.where(square > 0, square, torch.nan)

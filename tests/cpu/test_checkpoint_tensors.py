@@ -54,11 +54,11 @@ def two_depths(drafter: Drafter) -> tuple[torch.Tensor, ...]:
     token_ids = torch.randint(spec.vocab_size, (12,), generator=generator)
     aux = {i: torch.randn(12, spec.target_hidden_size, generator=generator) for i in spec.aux_layer_ids}
     cache = prefill(drafter, token_ids, aux)
-    one_hot = torch.ones(cache.num_slots, 1)
+    regions = torch.zeros(cache.num_slots, dtype=torch.uint8)
     hidden = drafter.fuse(torch.cat([aux[i][10:11] for i in spec.aux_layer_ids], -1))
-    first = step(drafter, cache, one_hot, token_ids[11:12], hidden, start=10)
+    first = step(drafter, cache, regions, token_ids[11:12], hidden, start=10)
     draft = drafter.to_target_ids(first.logits.argmax(-1))
-    second = step(drafter, cache, one_hot, draft, first.feedback, start=10, own=first.own)
+    second = step(drafter, cache, regions, draft, first.feedback, start=10, own=first.own)
     return first.logits, first.feedback, second.logits
 
 

@@ -449,7 +449,7 @@ def test_forced_text_is_scored_to_the_first_disagreement_and_makes_no_walk(
     assert trace.finish_reason == "forced"
     with torch.no_grad():
         logits = pair.model(torch.as_tensor(text, dtype=torch.int64)[None]).logits[0]
-    torch.testing.assert_close(trace.logits, logits[len(prompt) - 1 : -1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(trace.logits[:], logits[len(prompt) - 1 : -1], rtol=0, atol=1e-4)
     best = logits.argmax(-1).tolist()  # of the token after each position
     disagrees = [p for p in range(len(prompt), len(text)) if best[p - 1] != text[p]]
     assert {len(prompt) + row_refused + 1, len(prompt) + 24} <= set(disagrees)

@@ -123,7 +123,7 @@ def test_a_batch_behind_a_shared_prefix_is_cacheless_greedy_decoding(case: Case)
         assert text[: len(prompt)] == prompt.tolist()
         assert (trace.num_response_tokens, len(text)) == (20, len(prompt) + 24)
         num_ties += assert_is_greedy(case.model, prompt.tolist(), text[len(prompt) :])
-        close(trace.logits, plain_logits(case.model, text)[len(prompt) - 1 : -1])
+        close(trace.logits[:], plain_logits(case.model, text)[len(prompt) - 1 : -1])
         case.target.capture(AUX_LAYER_IDS)
         whole = case.target.prefill(trace.token_ids.numpy()).aux
         for index in AUX_LAYER_IDS:
@@ -146,7 +146,7 @@ def test_a_finished_text_is_read_as_one_pass_would(case: Case) -> None:
     case.target.capture(AUX_LAYER_IDS)
     trace = case.target.read(ids, 23, prefix=case.target.prefill(ids[:PREFIX_TOKENS]))
     assert (trace.num_prompt_tokens, trace.num_response_tokens, trace.is_forced) == (23, 18, True)
-    close(trace.logits, plain_logits(case.model, ids.tolist())[22:-1])
+    close(trace.logits[:], plain_logits(case.model, ids.tolist())[22:-1])
     whole = case.target.prefill(ids).aux
     for index in AUX_LAYER_IDS:
         close(trace.aux[index], whole[index])

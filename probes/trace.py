@@ -1,0 +1,113 @@
+"""A finished text and what the target computed on it. Knows no model: a text is read or written by `probes.target`.
+
+Logits of all positions of a long text would be tens of gigabytes (128K tokens x 128K ids in bfloat16: 34 GB), so they may
+be kept as the states that the output head reads, and computed for the positions that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+TIE_LOGIT_GAP = 1e-4
+"""Two logits closer than this are a tie: another order of the same sums may pick either token."""
+
+BLOCK_ELEMENTS = 1 << 26
+"""Logits looked at together (256 MiB in float32)."""
+
+
+@dataclass(frozen=True)
+class HeadLogits:
+    """Logits by position, computed when indexed: `head` maps the states that it reads to them."""
+
+    states: Float[Tensor, "position hidden"]
+    head: Callable[[Tensor], Tensor]
+    num_ids: int
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.states), self.num_ids
+
+    def __getitem__(self, index: int | slice | Tensor) -> Tensor:
+        return self.head(self.states[index])
+
+
+class Choices(NamedTuple):
+    """What the target would choose after each position, and how it likes the text."""
+
+    best: Int[Tensor, "position"]
+    gap: Float[Tensor, "position"]  # between the two best logits
+    text_logprob: Float[Tensor, "position"]  # of the text's next token, at temperature 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetTrace:
+    """N tokens: prompt P, response, continuation past the end.
+
+    `logits[i]` are those at position P-1+i: they predict token P+i. Without a response the first axis has length 0.
+    """
+
+    token_ids: Int[Tensor, "token"]
+    num_prompt_tokens: int
+    num_response_tokens: int
+    finish_reason: str  # "stop" | "length" | "forced"
+    aux: dict[int, Float[Tensor, "token target_hidden"]]  # at least N-1 rows
+    logits: Float[Tensor, "position vocab"] | HeadLogits
+    is_forced: bool = False
+    temperature: float = 0.0
+
+    @cached_property
+    def choices(self) -> Choices:
+        """Of every position that has logits; computed once, some rows at a time."""
+        num_rows, num_ids = len(self.logits), self.logits.shape[-1]
+        device = self.token_ids.device
+        choices = Choices(
+            torch.empty(num_rows, dtype=torch.int64, device=device),
+            torch.empty(num_rows, device=device),
+            torch.empty(num_rows, device=device),
+        )
+        text = self.token_ids[self.num_prompt_tokens : self.num_prompt_tokens + num_rows]
+        block = max(1, BLOCK_ELEMENTS // num_ids)
+        for begin in range(0, num_rows, block):
+            rows = slice(begin, begin + block)
+            logits = self.logits[rows].float()
+            values, ids = largest(logits, 2)
+            choices.best[rows] = ids[:, 0]
+            choices.gap[rows] = values[:, 0] - values[:, 1]
+            choices.text_logprob[rows] = logits.gather(1, text[rows, None])[:, 0] - logits.logsumexp(dim=-1)
+        return choices
+
+    @property
+    def num_ties(self) -> int:
+        """Response positions whose two best logits are closer than TIE_LOGIT_GAP."""
+        return int((self.choices.gap < TIE_LOGIT_GAP).sum()) if len(self.logits) else 0
+
+
+GROUP_IDS = 256
+
+
+def largest(logits: Float[Tensor, "row vocab"], count: int) -> tuple[Float[Tensor, "row n"], Int[Tensor, "row n"]]:
+    """The `count` largest logits of each row, largest first, and their ids: `topk`, which is slow on a GPU's wide rows.
+
+    There: the best groups of ids by their maxima hold all of them, so `topk` looks at these groups only.
+    """
+    num_groups = logits.shape[-1] // GROUP_IDS
+    if not logits.is_cuda or num_groups <= 2 * count:
+        best = logits.topk(count, dim=-1)
+        return best.values, best.indices
+    grouped = logits[:, : num_groups * GROUP_IDS].unflatten(-1, (num_groups, GROUP_IDS))
+    group = grouped.amax(dim=-1).topk(count, dim=-1).indices  # [row, count]
+    ids = (group[..., None] * GROUP_IDS + torch.arange(GROUP_IDS, device=logits.device)).flatten(1)
+    rest = torch.arange(num_groups * GROUP_IDS, logits.shape[-1], device=logits.device)
+    ids = torch.cat([ids, rest.expand(len(ids), -1)], dim=1)
+    best = logits.gather(1, ids).topk(count, dim=-1)
+    return best.values, ids.gather(1, best.indices)
