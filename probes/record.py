@@ -63,8 +63,8 @@ class PromptRecord:
     messages: tuple[dict[str, object], ...] = ()
     token_ids: np.ndarray  # int32 [token]: prompt, response, continuation past the end
     region: np.ndarray  # uint8 [token]: index into TEXT_REGIONS
-    num_prompt_tokens: int  # P
-    num_response_tokens: int  # L - P, the stop token included
+    num_prompt_tokens: int | None  # P; None: an engine's metrics that do not say
+    num_response_tokens: int | None  # L - P, the stop token included; None likewise
     num_continuation_tokens: int  # run past the end so that the last rounds have labels
     finish_reason: str  # "stop" | "length" | "forced"
     is_forced: bool = False  # the text was not produced by this target

@@ -124,6 +124,12 @@ def token_fates(rounds: pa.Table, *, num_tokens: int, num_prompt_tokens: int, nu
     return TokenFates(kind, round_index)
 
 
+def is_walk(rounds: pa.Table) -> bool:
+    """Each round starts where the one before it ended: not so where an engine's metrics do not tell the rounds' order."""
+    start, accepted = (rounds[name].to_numpy() for name in ("start", "accepted_drafts"))
+    return bool((start[1:] == start[:-1] + accepted[:-1] + 1).all())
+
+
 def find_all(pieces: Sequence[str], wanted: str, first: int = 0) -> list[int]:
     """Positions of the tokens at which `wanted` begins in the joined text, ignoring case, from token `first` on."""
     if not wanted:

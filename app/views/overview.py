@@ -6,10 +6,11 @@ import html
 
 import streamlit as st
 from driftscope_app import address, aggregates, chart, empty, page, verdicts
-from driftscope_app.paired import PromptTokens, pooled_difference, prompts_by_condition
+from driftscope_app.paired import pooled_difference, prompts_by_condition
 from driftscope_app.scope import Condition, Scope, SelectedRun, folder_label
 from driftscope_app.text import plain
 
+from driftscope.compare.pairing import Prompts
 from driftscope.figures import Point, condition_dots
 
 REFERENCE_SYSTEM_PROMPT = "default"
@@ -80,7 +81,7 @@ def _card(scope: Scope, name: str, own: list[Condition], basis: str) -> None:
 def _sentences(scope: Scope) -> None:
     """Each series against the first, pooled over the conditions that both have."""
     basis = "walk" if any(c.summary.walk for c in scope.conditions) else "dense"
-    tokens: dict[str, dict[tuple[tuple[str, str, int], str, str], PromptTokens]] = {}
+    tokens: dict[str, dict[tuple[str, str, int], Prompts]] = {}
     for run in scope.runs:
         sums = prompts_by_condition(aggregates.prompt_sums(run.ref.path, run.ref.version), basis)
         for c in scope.conditions:
@@ -88,11 +89,11 @@ def _sentences(scope: Scope) -> None:
                 s = c.summary
                 prompts = sums.get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
                 own = tokens.setdefault(scope.series(c), {})
-                own |= {((s.system_prompt, s.template, s.context_tokens), *key): t for key, t in prompts.items()}
+                own[s.system_prompt, s.template, s.context_tokens] = prompts
     first, *others = scope.all_series()
     for other in others[:MAX_SENTENCES]:
         estimate = pooled_difference(tokens[other], tokens[first])
-        num_conditions = len({key[0] for key in tokens[other].keys() & tokens[first].keys()})
+        num_conditions = len(tokens[other].keys() & tokens[first].keys())
         if estimate.value is None:
             continue
         where = f"over {num_conditions} conditions and the same {estimate.num_prompts} prompts"
@@ -174,7 +175,8 @@ def _provenance(run: SelectedRun) -> None:
         p = info.provenance
         facts = {
             "target": f"{info.target.name} ({info.target.model_type or '?'}, {info.target.num_layers or '?'} layers)",
-            "engine": f"{info.engine}, K = {info.depth}, temperature {info.temperature:g}",
+            "engine": f"{info.engine}, K = {info.depth}",
+            "temperature": "not known" if info.temperature is None else f"{info.temperature:g}",
             "acceptance rule": info.acceptance_rule or "not recorded",
             "numbers": f"{p.dtype or '?'} on {p.gpu_name or p.device or '?'}, attention: {p.attention_backend or '?'}"
             + (f", CUDA graphs: {p.cuda_graph_mode}" if p.cuda_graph_mode else ""),

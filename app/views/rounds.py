@@ -11,7 +11,7 @@ from driftscope_app import address, aggregates, page, round_panel
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain, shortened
 from driftscope_app.token_view import token_view
-from driftscope_app.tokens import KINDS, Vocabulary, find_all, token_fates, vocabulary
+from driftscope_app.tokens import KINDS, Vocabulary, find_all, is_walk, token_fates, vocabulary
 
 TOKENS_PER_PAGE = 800
 NUM_WORST = 30
@@ -103,9 +103,15 @@ def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
     accepted = sum(rounds["accepted_drafts"].to_pylist())
     per_round = f"{accepted / rounds.num_rows + 1:.2f} tokens per round" if rounds.num_rows else "no walk"
     looping = " · the response loops: left out of every mean" if prompt["is_degenerate"] else ""
+    lengths = [
+        f"{'?' if number is None else f'{number:,}'} {what}"
+        for number, what in (
+            (prompt["num_prompt_tokens"], "prompt tokens"),
+            (prompt["num_response_tokens"], "of response"),
+        )
+    ]
     st.markdown(
-        f"**{rounds.num_rows:,} rounds**, {per_round} · {prompt['num_prompt_tokens']:,} prompt tokens, "
-        f"{prompt['num_response_tokens']:,} of response ({plain(prompt['finish_reason'])}){looping}"
+        f"**{rounds.num_rows:,} rounds**, {per_round} · {', '.join(lengths)} ({plain(prompt['finish_reason'])}){looping}"
     )
     if prompt["messages"]:
         with st.expander("The prompt's messages", icon=":material/chat:"):
@@ -117,7 +123,12 @@ def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
 
 def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -> int:
     """Draws the text and returns the index of the chosen round."""
-    num_prompt, num_response = prompt["num_prompt_tokens"], prompt["num_response_tokens"]
+    chosen = _chosen_round(rounds.num_rows)
+    if not is_walk(rounds):
+        _jump_to_worst(rounds, words)
+        st.caption("The source does not tell the order of these rounds: there is no text to lay them out on.")
+        return chosen
+    num_prompt, num_response = _lengths(prompt, rounds)
     num_tokens = num_prompt + num_response
     fates = token_fates(rounds, num_tokens=num_tokens, num_prompt_tokens=num_prompt, num_response_tokens=num_response)
     token_ids = prompt["token_ids"]
@@ -126,21 +137,11 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
         st.caption("This run keeps no text: every token is a box.")
     else:
         pieces = words.pieces(token_ids[:num_tokens])
-    chosen = _chosen_round(rounds.num_rows)
-    worst = _worst(rounds, words)
     left, right = st.columns([2, 3])
     with left:
         wanted = address.pick_text("find", "Find in the conversation", placeholder="text")
     with right:
-        st.selectbox(
-            "Jump to a bad round",
-            list(worst),
-            index=None,
-            format_func=lambda index: worst.get(index, ""),
-            placeholder="fewest accepted first",
-            key="jump",
-            on_change=_jump,
-        )
+        _jump_to_worst(rounds, words)
     is_whole = st.toggle("Show the prompt too", key="show_prompt")
     first = 0 if is_whole else num_prompt
     found = find_all(pieces, wanted, first) if token_ids is not None and wanted else []
@@ -172,6 +173,29 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
         key = f"rounds_page_{current}"  # one widget a page: it always shows the page that is drawn
         st.pagination(num_pages, default=current, key=key, on_change=_turn, args=(key, first))
     return chosen
+
+
+def _lengths(prompt: dict[str, Any], rounds: pa.Table) -> tuple[int, int]:
+    """Tokens of prompt and response; from the rounds where an engine's metrics do not say (then up to K too long)."""
+    num_prompt, num_response = prompt["num_prompt_tokens"], prompt["num_response_tokens"]
+    if not num_prompt:  # the first round starts at the prompt's last token
+        num_prompt = rounds["start"][0].as_py() + 1
+    if num_response is None:  # the first token is the prefill's
+        num_response = 1 + sum(accepted + 1 for accepted in rounds["accepted_drafts"].to_pylist())
+    return num_prompt, num_response
+
+
+def _jump_to_worst(rounds: pa.Table, words: Vocabulary) -> None:
+    worst = _worst(rounds, words)
+    st.selectbox(
+        "Jump to a bad round",
+        list(worst),
+        index=None,
+        format_func=lambda index: worst.get(index, ""),
+        placeholder="fewest accepted first",
+        key="jump",
+        on_change=_jump,
+    )
 
 
 def _number(name: str) -> int | None:

@@ -44,7 +44,8 @@ def _print_head(out: Console, run: Run) -> None:
     info, counts = run.info, run.info.counts
     drafters = ", ".join(d.name if d.kind in ("", d.name) else f"{d.name} ({d.kind})" for d in info.drafters)
     out.print(Text(str(run.path), style="bold"))
-    out.print(f"{run.status}, engine {info.engine}, K = {info.depth}, temperature {info.temperature:g}", markup=False)
+    temperature = "temperature not known" if info.temperature is None else f"temperature {info.temperature:g}"
+    out.print(f"{run.status}, engine {info.engine}, K = {info.depth}, {temperature}", markup=False)
     out.print(f"target {info.target.name or '?'}; drafters {drafters or '?'}", markup=False)
     out.print(f"{counts.num_prompts:,} prompts, {counts.num_rounds:,} rounds")
 

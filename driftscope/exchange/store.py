@@ -1,7 +1,6 @@
 """Requests of an engine as a run: acceptance columns only, everything else null.
 
-What a run must say of a prompt and a source does not: without prompt tokens `num_prompt_tokens` is 0, without completion
-tokens they are counted from the rounds; both are said in the prompt's notes. Why a draft was rejected is never known.
+What a source does not say is null, and said in the notes. Why a draft was rejected is never known.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from driftscope.runs import DrafterInfo, Provenance, RunInfo, RunWriter, TargetI
 from driftscope.summary import summarise, write_summary
 from probes.record import PromptRecord, RoundBatch
 
-NO_PROMPT_TOKENS_NOTE = "the source does not say how long the prompt was: 0 is stored"
-COUNTED_TOKENS_NOTE = "the source does not say how long the response was: counted from its rounds, up to K too long"
+NO_PROMPT_TOKENS_NOTE = "the source does not say how long the prompt was"
+NO_RESPONSE_TOKENS_NOTE = "the source does not say how long the response was"
 UNORDERED_NOTE = "the order of rounds is not known: their start only numbers them"
-TEMPERATURE_NOTE = "the temperature is not known: 0 is stored; --temperature says it"
+TEMPERATURE_NOTE = "the temperature is not known; --temperature says it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ def _info(file: AcceptanceFile, options: ImportOptions, notes: list[str]) -> Run
         engine="import",
         level="counts",
         depth=max(request.rounds.depth for request in file.requests),
-        temperature=options.temperature or 0.0,
+        temperature=options.temperature,
         acceptance_rule=f"as the server's: not in the file ({file.source})",
         has_text=False,
         plan={"import": {"file": file.path.name, "sha256": digest, "source": file.source, **asdict(options)}},
@@ -74,10 +73,9 @@ def _info(file: AcceptanceFile, options: ImportOptions, notes: list[str]) -> Run
 
 
 def _prompt(request: Request, options: ImportOptions) -> PromptRecord:
-    num_tokens = 1 + int((request.rounds.accepted_drafts + 1).sum())  # the first token comes of the prompt itself
     said = {
         NO_PROMPT_TOKENS_NOTE: request.num_prompt_tokens is None,
-        COUNTED_TOKENS_NOTE: request.num_response_tokens is None,
+        NO_RESPONSE_TOKENS_NOTE: request.num_response_tokens is None,
         UNORDERED_NOTE: not request.rounds.is_ordered,
     }
     return PromptRecord(
@@ -87,8 +85,8 @@ def _prompt(request: Request, options: ImportOptions) -> PromptRecord:
         context_tokens=0,
         token_ids=np.zeros(0, np.int32),
         region=np.zeros(0, np.uint8),
-        num_prompt_tokens=request.num_prompt_tokens or 0,
-        num_response_tokens=num_tokens if request.num_response_tokens is None else request.num_response_tokens,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_response_tokens=request.num_response_tokens,
         num_continuation_tokens=0,
         finish_reason=request.finish_reason or "unknown",
         notes=tuple(note for note, is_said in said.items() if is_said) + request.notes,

@@ -126,7 +126,7 @@ class RunInfo(Stored):
     engine: str = ""  # "replay" | "live" | "vllm" | "import"
     level: str = "default"  # vllm: counts | default | heads
     depth: int = 0  # K, the largest of all drafters
-    temperature: float = 0.0
+    temperature: float | None = None  # null: an imported run whose source does not say
     acceptance_rule: str = ""  # e.g. "greedy", "rejection_sampling"
     sink_slots: int = 1  # S: how many first slots are the sink
     has_text: bool = True  # False: hashes instead of messages and token ids

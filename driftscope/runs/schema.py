@@ -59,8 +59,8 @@ PROMPT_SCHEMA = pa.schema(
         pa.field("token_ids", pa.list_(pa.int32())),  # prompt, response, continuation; null with --no-text
         pa.field("token_ids_sha256", pa.string(), nullable=False),
         pa.field("region", pa.list_(pa.uint8()), nullable=False),  # per token: index into record.TEXT_REGIONS
-        pa.field("num_prompt_tokens", pa.int32(), nullable=False),
-        pa.field("num_response_tokens", pa.int32(), nullable=False),
+        pa.field("num_prompt_tokens", pa.int32()),  # null: the metrics of an imported run do not say
+        pa.field("num_response_tokens", pa.int32()),
         pa.field("num_continuation_tokens", pa.int32(), nullable=False),
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("is_forced", pa.bool_(), nullable=False),

@@ -51,7 +51,6 @@ def prompt_table(record: PromptRecord, *, has_text: bool) -> pa.Table:
     if len(tokens) != len(record.region):
         raise ValueError(f"prompt {record.prompt_id}: {len(tokens)} tokens, {len(record.region)} regions")
     messages = json.dumps(record.messages, ensure_ascii=False, sort_keys=True)
-    end = record.num_prompt_tokens + record.num_response_tokens
     row = {
         **prompt_key(record)._asdict(),
         "category": record.category,
@@ -65,13 +64,19 @@ def prompt_table(record: PromptRecord, *, has_text: bool) -> pa.Table:
         "num_continuation_tokens": record.num_continuation_tokens,
         "finish_reason": record.finish_reason,
         "is_forced": record.is_forced,
-        # an engine that gives no token ids cannot tell
-        "is_degenerate": is_degenerate(tokens[record.num_prompt_tokens : end]) if len(tokens) else None,
+        "is_degenerate": _is_degenerate(record, tokens),
         "text_agreement": _null_if_nan(record.text_agreement),
         "mean_logprob": _null_if_nan(record.mean_logprob),
         "notes": list(record.notes),
     }
     return pa.table({field.name: pa.array([row[field.name]], field.type) for field in PROMPT_SCHEMA}, PROMPT_SCHEMA)
+
+
+def _is_degenerate(record: PromptRecord, tokens: np.ndarray) -> bool | None:
+    """None where an engine gives no token ids."""
+    if not len(tokens) or record.num_prompt_tokens is None or record.num_response_tokens is None:
+        return None
+    return is_degenerate(tokens[record.num_prompt_tokens :][: record.num_response_tokens])
 
 
 def round_table(batch: RoundBatch, first_round_id: int) -> pa.Table:

@@ -104,7 +104,7 @@ def test_candidates_of_both_stand_beside_each_other(open_app: OpenApp, runs: Pat
 
 def test_a_run_from_before_candidates_were_recorded_opens(open_app: OpenApp) -> None:
     stored = Path(__file__).parents[1] / "fixtures" / "runs"
-    at = open_app("rounds", folder=stored)
+    at = open_app("rounds", folder=stored, run="schema_1_before_candidates")
     assert at.dataframe[0].value["depth"].tolist() == [1, 2, 3, 4]
     assert "Candidates" not in texts(at)
 

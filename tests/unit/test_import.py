@@ -17,7 +17,7 @@ from driftscope.exchange import SOURCES, AcceptanceFile, ImportOptions, read_acc
 from driftscope.exchange.read import ORDER_NOTE, UNDETERMINED
 from driftscope.exchange.rounds import BadCountsError, from_histogram, histogram_of_positions
 from driftscope.exchange.sglang import NO_METRICS, ONLY_MEANS, TREE_NOTE
-from driftscope.exchange.store import COUNTED_TOKENS_NOTE, NO_PROMPT_TOKENS_NOTE, TEMPERATURE_NOTE, UNORDERED_NOTE
+from driftscope.exchange.store import NO_PROMPT_TOKENS_NOTE, NO_RESPONSE_TOKENS_NOTE, TEMPERATURE_NOTE, UNORDERED_NOTE
 from driftscope.runs import Run, read_run, verify
 from driftscope.summary import summarise
 from probes.errors import InputError
@@ -68,12 +68,12 @@ def test_vllm_detailed_keeps_the_order_and_the_starts(tmp_path: Path) -> None:
     assert set(rounds["engine"]) == {"import"}
     assert rounds["num_trimmed_tokens"] == [None] * 5
     prompts = run.prompts().to_pylist()
-    assert [p["num_prompt_tokens"] for p in prompts] == [10, 0]
-    assert [p["num_response_tokens"] for p in prompts] == [8, 4]
+    assert [p["num_prompt_tokens"] for p in prompts] == [10, None]
+    assert [p["num_response_tokens"] for p in prompts] == [8, None]
     assert [p["finish_reason"] for p in prompts] == ["stop", "stop"]
     assert [p["is_degenerate"] for p in prompts] == [None, None]
     assert prompts[0]["notes"] == []
-    assert prompts[1]["notes"] == [NO_PROMPT_TOKENS_NOTE, COUNTED_TOKENS_NOTE]
+    assert prompts[1]["notes"] == [NO_PROMPT_TOKENS_NOTE, NO_RESPONSE_TOKENS_NOTE]
 
 
 def test_what_no_metric_says_is_null(tmp_path: Path) -> None:
@@ -154,10 +154,12 @@ def test_an_imported_run_is_shown_and_says_what_is_not_known(
     assert output["run"]["num_rounds"] == 30
     assert TEMPERATURE_NOTE in output["notes"]
     assert read_run(out).prompts()["notes"].to_pylist()[0][0] == UNORDERED_NOTE
+    assert read_run(out).info.temperature is None
     assert main(["show", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2.30 -, mean of the prompts 2.30 (30 rounds)" in shown
     assert "all its requests are one" in shown
+    assert "temperature not known" in shown
     assert main(["import", str(FILES / "metrics.prom"), "-o", str(out)]) == 2  # it is there already
     assert "--temperature" not in capsys.readouterr().out
     assert main(["import", str(FILES / "metrics.prom"), "-o", str(out), "--overwrite", "--temperature", "0.6"]) == 0

@@ -235,6 +235,18 @@ def test_a_stored_run_of_an_older_version_is_read() -> None:
     assert [c.drafter for c in summarise(run).conditions] == ["eagle3", "eagle3.1"]
 
 
+def test_a_stored_import_of_an_older_version_is_read() -> None:
+    """Written when temperature 0 stood for one that the source did not say."""
+    path = STORED_RUNS / "schema_1_import.drift"
+    run = read_run(path)
+    [prompt] = run.prompts().to_pylist()
+    assert (run.info.engine, run.info.temperature, prompt["num_prompt_tokens"]) == ("import", 0.0, 900)
+    assert verify(path).is_sound
+    [condition] = summarise(run).conditions
+    assert condition.walk is not None
+    assert condition.walk.tokens_per_round == pytest.approx(2.3)
+
+
 @pytest.mark.parametrize(
     ("prepare", "code"),
     [
