@@ -17,18 +17,20 @@ from driftscope import __version__
 from driftscope.cli.advise import advise
 from driftscope.cli.app import app as app_command
 from driftscope.cli.check import check
+from driftscope.cli.compare import compare
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
 from driftscope.cli.demo import demo
 from driftscope.cli.diagnose import diagnose
 from driftscope.cli.export import export
 from driftscope.cli.import_ import import_
 from driftscope.cli.probe import probe
+from driftscope.cli.report import report
 from driftscope.cli.runs import runs
 from driftscope.cli.schema import schema
 from driftscope.cli.show import show
 from probes.errors import DriftscopeError, InputError
 
-COMMANDS = (demo, check, probe, show, app_command, diagnose, advise, export, schema)
+COMMANDS = (demo, check, probe, show, compare, app_command, diagnose, advise, report, export, schema)
 GROUPS = {"runs": runs}
 
 # typer brings its own copy of click or imports the real one, depending on its version: take the class from its own tree

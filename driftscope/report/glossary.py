@@ -1,0 +1,79 @@
+"""Words, reasons and verdicts in one sentence each. Quantities are defined in `figures.metrics`."""
+
+from __future__ import annotations
+
+from driftscope.diagnosis.models import VerdictId
+from driftscope.stats.thresholds import (
+    BOOTSTRAP_MIN_PROMPTS,
+    BOOTSTRAP_RESAMPLES,
+    DEGENERATE_MAX_PERIOD_TOKENS,
+    DEGENERATE_MIN_DISTINCT_NGRAM_SHARE,
+    DEGENERATE_MIN_TOKENS,
+    DEGENERATE_TAIL_TOKENS,
+    INTERVAL_MIN_PROMPTS,
+    VERDICT_MIN_TOKENS,
+)
+
+WORDS = {
+    "target": "The model that is served. Its tokens are what counts.",
+    "drafter": "The small model that proposes tokens (EAGLE-3, EAGLE-3.1).",
+    "round": "One draft and one verify: the drafter proposes K tokens, the target checks them all in one pass.",
+    "depth": "k = 1..K: which draft of a round. At depth 1 the drafter has the target's true features, deeper its own.",
+    "bonus": "The token that the target adds after all drafts of a round were accepted.",
+    "corrected": "The target's token in the place of the first rejected draft.",
+    "slot": "A position of the drafter's KV cache: the pair of a token and the target's state before it.",
+    "region": "A set of slots, for instance the system prompt; attention is summed by region.",
+    "condition": "One drafter under one system prompt, template and context length.",
+    "run": "A folder NAME.drift with everything that was measured.",
+    "walk": "The rounds that an engine would make: each begins where the one before ended. The headline.",
+    "dense": "A round from every position of the response: many more rounds, hence smoother curves over depth.",
+    "replay / live / vllm / import": "All chains over a finished text at once / the real draft-verify loop / inside "
+    "vLLM's own engine / an engine's counts, without what happened inside the drafter.",
+    "fresh": "What depth 1 predicts at the same slot with the target's true features.",
+    "forced": "A text that this target did not write; it has no walk.",
+}
+REASONS = {
+    "out_of_draft_vocab": "the token that the target emits is outside the draft vocabulary",
+    "grammar": "the draft was excluded by a grammar",
+    "sampled_out": "temperature > 0: the draft was the target's most probable token, another was sampled",
+    "limit": "no draft was allowed at this depth",
+    "past_end": "the text ends here and could not be continued",
+    "unverified": "drafted, never verified",
+    "not_reached": "an earlier depth of the round was rejected",
+    "disagreement": "none of the others: the target prefers another token",
+}
+VERDICTS = {
+    VerdictId.healthy: f"No fault that costs {VERDICT_MIN_TOKENS:g} tokens per round was found.",
+    VerdictId.wiring_fault: "The drafter is not wired as it was trained: layers, norms, vocabulary, rope.",
+    VerdictId.vocabulary_gap: "The target emits tokens that the draft vocabulary does not hold.",
+    VerdictId.template_shift: "The prompt is rendered otherwise than the drafter knows it.",
+    VerdictId.context_limit: "The drafter does not hold at this context length.",
+    VerdictId.target_changed: "The target is no longer the one that the drafter was trained for.",
+    VerdictId.feedback_fault: "What is fed back from depth to depth is not what the drafter expects.",
+    VerdictId.attention_drift: "With depth the chain's own keys pull attention away, and that costs tokens.",
+    VerdictId.state_drift: "With depth the fed-back state goes astray, and that costs tokens.",
+    VerdictId.degenerate_text: "Most responses loop: acceptance says little.",
+    VerdictId.not_enough_data: "Too few prompts or rounds to say anything.",
+}
+LOSSES = {
+    "limit": "fewer than K drafts were allowed, and all of them were accepted",
+    "out of draft vocab": "the emitted token cannot be drafted",
+    "grammar": "the draft was excluded by a grammar",
+    "sampled out": "temperature > 0: the target's most probable token was drafted, another was sampled",
+    "hard token": "at depth 1, or true features would have been wrong too",
+    "chain decay": "true features would have been right: lost to drafting from own states",
+    "hard token or chain decay": "beyond depth 1, without a measurement of what true features would have said",
+    "unattributed": "the engine gave no reason",
+}
+INTERVALS = (
+    f"95 %, by resampling prompts: the rounds of one prompt depend on each other. Fewer than {INTERVAL_MIN_PROMPTS} "
+    f"prompts: no interval. Fewer than {BOOTSTRAP_MIN_PROMPTS}: jackknife with Student's t. From there on: BCa bootstrap "
+    f"with {BOOTSTRAP_RESAMPLES:,} seeded resamples. A difference is not distinguishable when its interval holds 0. "
+    "Pooled means weigh every round alike."
+)
+LOOPING = (
+    f"A loop is easy to draft and would flatter the drafter. A response of at least {DEGENERATE_MIN_TOKENS} tokens loops "
+    f"when its last {DEGENERATE_TAIL_TOKENS} tokens repeat with a period of at most {DEGENERATE_MAX_PERIOD_TOKENS}, or "
+    f"fewer than {DEGENERATE_MIN_DISTINCT_NGRAM_SHARE:.0%} of its 4-grams are distinct. Such prompts are counted and left "
+    "out of every mean."
+)

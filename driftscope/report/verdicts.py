@@ -1,0 +1,149 @@
+"""The verdicts of all conditions, alike ones together, causes first. Judges nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from driftscope.diagnosis.models import Verdict, VerdictId
+from driftscope.report.contents import Condition, Contents
+from driftscope.report.glossary import VERDICTS
+from driftscope.report.tables import Table, interval, number
+
+MAX_PLACES = 6
+MAX_EVIDENCE = 3
+_NO_CAUSE = (VerdictId.not_enough_data, VerdictId.degenerate_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictGroup:
+    """One verdict of one series, over the conditions that have it."""
+
+    kind: str  # good | cause | note
+    series: str
+    name: str
+    where: str
+    confidence: str
+    meaning: str
+    places: str  # empty when it is every condition
+    evidence: Sequence[str]
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unjudged:
+    """Verdicts that could be neither given nor ruled out, for one reason."""
+
+    names: str
+    where: str
+    detail: str
+
+
+def verdict_groups(contents: Contents) -> list[VerdictGroup]:
+    """Causes first, those of most conditions before others; healthy last."""
+    groups: dict[tuple[VerdictId, str, str], list[tuple[Condition, Verdict]]] = {}
+    for condition in contents.conditions:
+        for verdict in condition.diagnosis.verdicts if condition.diagnosis else ():
+            groups.setdefault((verdict.id, condition.series, verdict.confidence), []).append((condition, verdict))
+    order = sorted(groups, key=lambda key: (key[0] is VerdictId.healthy, key[0] in _NO_CAUSE, -len(groups[key])))
+    return [_group(key, groups[key], len(contents.of_series(key[1]))) for key in order]
+
+
+def _group(
+    key: tuple[VerdictId, str, str], members: list[tuple[Condition, Verdict]], num_conditions: int
+) -> VerdictGroup:
+    id, series, confidence = key
+    places = [condition.place for condition, _ in members]
+    is_everywhere = len(members) == num_conditions
+    more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    condition, first = members[0]
+    return VerdictGroup(
+        kind="good" if id is VerdictId.healthy else "note" if id in _NO_CAUSE else "cause",
+        series=series,
+        name=id.value.replace("_", " "),
+        where="in every condition" if is_everywhere else f"in {len(members)} of {num_conditions} conditions",
+        confidence=confidence,
+        meaning=VERDICTS[id],
+        places="" if is_everywhere else ", ".join(places[:MAX_PLACES]) + more,
+        evidence=[f"{condition.place}: {e.statement}{_range(e.low, e.high)}" for e in first.evidence[:MAX_EVIDENCE]],
+        remedy="" if id is VerdictId.healthy else first.remedy,
+    )
+
+
+def unjudged(contents: Contents) -> list[Unjudged]:
+    """By reason, with the conditions it holds for."""
+    names: dict[str, list[str]] = {}
+    where: dict[str, set[tuple[str, str]]] = {}
+    for condition in contents.conditions:
+        for item in condition.diagnosis.not_judged if condition.diagnosis else ():
+            name = item.id.value.replace("_", " ")
+            if name not in names.setdefault(item.detail, []):
+                names[item.detail].append(name)
+            where.setdefault(item.detail, set()).add((condition.series, condition.place))
+    total = len(contents.conditions)
+    return [
+        Unjudged(
+            names=", ".join(of_reason),
+            where="" if len(where[detail]) == total else f"in {len(where[detail])} of {total} conditions",
+            detail=detail,
+        )
+        for detail, of_reason in names.items()
+    ]
+
+
+def evidence_table(contents: Contents) -> Table:
+    """Every verdict of every condition, in words."""
+    rows = [
+        [c.series, c.place, v.id.value.replace("_", " "), v.confidence, e.statement, interval(e.low, e.high)]
+        for c in contents.conditions
+        if c.diagnosis
+        for v in c.diagnosis.verdicts
+        for e in v.evidence
+    ]
+    return Table(
+        caption="Evidence of every verdict",
+        columns=["drafter", "condition", "verdict", "confidence", "evidence", "95 % interval"],
+        rows=rows,
+        num_labels=5,
+    )
+
+
+def gains_table(contents: Contents) -> Table | None:
+    """Every intervention that was tried; None without any."""
+    rows = [
+        [
+            c.series,
+            c.place,
+            i.id,
+            i.kind,
+            number(i.gain, 3, is_signed=True),
+            interval(i.low, i.high, 3, is_signed=True),
+            str(i.num_prompts),
+            "counted" if i.is_counted else "",
+        ]
+        for c in contents.conditions
+        if c.diagnosis
+        for i in c.diagnosis.interventions
+    ]
+    columns = ["drafter", "condition", "intervention", "kind", "gain", "95 % interval", "prompts", "counted"]
+    caption = "One change to one thing: gain in dense tokens per round; for kind path, in drafts per start at one step"
+    return Table(caption=caption, columns=columns, rows=rows, num_labels=4) if rows else None
+
+
+def losses_table(contents: Contents) -> Table | None:
+    """Lost tokens of an average round by cause; None where no condition has a walk."""
+    parts = list(
+        dict.fromkeys(p for c in contents.conditions if c.diagnosis for p, v in c.diagnosis.waterfall.items() if v)
+    )
+    rows = [
+        [c.series, c.place, *(number(c.diagnosis.waterfall.get(p, 0.0), 3) for p in parts)]
+        for c in contents.conditions
+        if c.diagnosis and c.diagnosis.waterfall
+    ]
+    columns = ["drafter", "condition", *(p.replace("_", " ") for p in parts)]
+    caption = "Tokens lost in an average round of the walk, by first cause"
+    return Table(caption=caption, columns=columns, rows=rows, num_labels=2) if rows else None
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return f" (95 % interval {interval(low, high)})" if low is not None else ""
