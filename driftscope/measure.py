@@ -9,7 +9,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from driftscope.runs import read_run
 from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
 from driftscope.runs.writer import RunWriter
 from driftscope.summary import summarise, write_summary
+from probes.checkpoint.spec import DrafterSpec
 from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
 from probes.interventions.registry import select
@@ -77,6 +78,20 @@ def measure(
     need_probe_extra()
     on_status("reading prompts")
     job, notes = plan.job()
+    if job.engine == "vllm":
+        from driftscope.measure_vllm import measure_vllm
+
+        return measure_vllm(
+            plan,
+            job,
+            out,
+            notes=notes,
+            argv=sys.argv if argv is None else argv,
+            resume=resume,
+            overwrite=overwrite,
+            on_status=on_status,
+            on_progress=on_progress,
+        )
     from transformers.utils import logging as transformers_logging
 
     from probes.job import check_job, load_models, run_job
@@ -86,16 +101,15 @@ def measure(
     on_status("loading target and drafters")
     models = load_models(replace(job, interventions=("none",)))  # what interventions need more is captured after
     check_job(job, models)
-    stored_plan = plan.model_dump(mode="json")
-    if resume:
-        writer = RunWriter.resume(out, plan=stored_plan)
-    else:
-        info = _run_info(plan, job, models, notes, sys.argv if argv is None else argv)
-        writer = RunWriter(out, info, overwrite=overwrite)
-    done = {
-        (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
-        for b in writer.complete_batches
-    }
+    loaded = Loaded(
+        config=models.target.config.to_dict(),
+        tokenizer=models.target.tokenizer,
+        specs={d.name: d.spec for d in models.drafters},
+    )
+    writer = open_writer(
+        plan, job, loaded, out, notes=notes, argv=sys.argv if argv is None else argv, resume=resume, overwrite=overwrite
+    )
+    done = done_batches(writer)
     texts: dict[tuple[str, str, int], list[PromptRecord]] = {}
 
     def write(record: Record) -> None:
@@ -128,32 +142,66 @@ def measure(
     return check
 
 
-def _run_info(plan: Plan, job: Job, models: Any, notes: list[str], argv: list[str]) -> RunInfo:
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What run.json says of target and drafters, whichever engine loads them."""
+
+    config: dict[str, Any]  # the target's text config
+    tokenizer: Any
+    specs: dict[str, DrafterSpec]
+
+
+def open_writer(
+    plan: Plan,
+    job: Job,
+    loaded: Loaded,
+    out: Path,
+    *,
+    notes: list[str],
+    argv: list[str],
+    resume: bool,
+    overwrite: bool,
+) -> RunWriter:
+    if resume:
+        return RunWriter.resume(out, plan=plan.stored())
+    return RunWriter(out, _run_info(plan, job, loaded, notes, argv), overwrite=overwrite)
+
+
+def done_batches(writer: RunWriter) -> set[tuple[str, tuple[str, str, int], str]]:
+    """(drafter, cell, prompt id) of what is on disk."""
+    return {
+        (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
+        for b in writer.complete_batches
+    }
+
+
+def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list[str]) -> RunInfo:
     import torch
 
     from probes.checkpoint.files import file_hashes
 
-    config = models.target.config
+    config = loaded.config
     drafters = [
-        DrafterInfo.from_spec(d.name, job.drafters[d.name], d.spec, files_sha256=file_hashes(job.drafters[d.name]))
-        for d in models.drafters
+        DrafterInfo.from_spec(name, job.drafters[name], spec, files_sha256=file_hashes(job.drafters[name]))
+        for name, spec in loaded.specs.items()
     ]
     is_cuda = job.device.startswith("cuda")
     return RunInfo(
         engine=job.engine,
+        level=plan.level,
         depth=job.depth,
         temperature=job.temperature,
         acceptance_rule="standard rejection sampling of greedy drafts: accepted when equal to the target's token",
         sink_slots=job.sink_slots,
         has_text=plan.text,
-        plan=plan.model_dump(mode="json"),
+        plan=plan.stored(),
         target=TargetInfo(
             name=plan.target,
             path=job.target,
-            model_type=config.model_type,
-            num_layers=models.target.num_layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
+            model_type=config["model_type"],
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            vocab_size=config["vocab_size"],
             files_sha256=_target_hashes(Path(job.target)),
         ),
         drafters=drafters,
@@ -167,7 +215,8 @@ def _run_info(plan: Plan, job: Job, models: Any, notes: list[str], argv: list[st
             dtype=job.dtype,
             attention_backend="aten efficient attention" if is_cuda else "aten flash attention for CPU",
             template_sha256={
-                t.name: hashlib.sha256(_template_text(models, t.source).encode()).hexdigest() for t in job.templates
+                t.name: hashlib.sha256(_template_text(loaded.tokenizer, t.source).encode()).hexdigest()
+                for t in job.templates
             },
             seed=job.seed,
             argv=argv,
@@ -177,8 +226,8 @@ def _run_info(plan: Plan, job: Job, models: Any, notes: list[str], argv: list[st
     )
 
 
-def _template_text(models: Any, source: str) -> str:
-    return str(models.target.tokenizer.chat_template or "") if source == "default" else source
+def _template_text(tokenizer: Any, source: str) -> str:
+    return str(tokenizer.chat_template or "") if source == "default" else source
 
 
 def _target_hashes(folder: Path) -> dict[str, str]:

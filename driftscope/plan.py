@@ -47,7 +47,13 @@ class Plan(BaseModel):
         [0], min_length=1, description="document lengths, in tokens"
     )
     documents: list[str] = Field(default_factory=list, description="text files; left out: the built-in documents")
-    engine: Literal["replay", "live"] = Field("replay", description="replay: all starts at once; live: the real loop")
+    engine: Literal["replay", "live", "vllm"] = Field(
+        "replay", description="replay: all starts at once; live: the real loop; vllm: inside vLLM's own engine"
+    )
+    level: Literal["counts", "default", "heads"] = Field(
+        "default", description="vllm: counts; default: norms, shares, head-mean masses; heads: all regions by head"
+    )
+    vllm: dict[str, Any] = Field(default_factory=dict, description="vllm: any of its engine arguments")
     depth: Annotated[int, Field(ge=1, le=64)] = Field(7, description="K, drafts in a round")
     max_new_tokens: Annotated[int, Field(ge=2)] = Field(128, description="longest response")
     temperature: Annotated[float, Field(ge=0, le=10)] = Field(0.0, description="of the target")
@@ -84,6 +90,11 @@ class Plan(BaseModel):
         except InputError as error:
             raise ValueError(f"{error.message}; {error.remedy}") from error
         return self
+
+    def stored(self) -> dict[str, Any]:
+        """As it stands in run.json. What concerns vLLM alone is left out of other engines' plans."""
+        options = self.model_dump(mode="json")
+        return options if self.engine == "vllm" else {k: v for k, v in options.items() if k not in ("level", "vllm")}
 
     def job(self) -> tuple[Job, list[str]]:
         """Reads all files -> (what to measure, notes for the reader). Raises InputError."""

@@ -37,7 +37,7 @@ def demo_plan(engine: str, device: str) -> Plan:
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder, ends in .drift.")] = DEFAULT_OUT,
-    engine: Annotated[str, typer.Option(help="replay: every position at once; live: the real loop.")] = "replay",
+    engine: Annotated[str, typer.Option(help="replay: every position at once; live: the real loop; vllm.")] = "replay",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     overwrite: Annotated[bool, typer.Option(help="Measure again, replacing the run.")] = False,
     json: Json = False,

@@ -102,7 +102,7 @@ def _is_complete(out: Path, plan: Plan) -> bool:
     from driftscope.runs import RunStatus, read_run
 
     run = read_run(out)
-    return run.status == RunStatus.complete and run.info.plan == plan.model_dump(mode="json")
+    return run.status == RunStatus.complete and run.info.plan == plan.stored()
 
 
 def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T]) -> T:

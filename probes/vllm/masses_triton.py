@@ -1,0 +1,256 @@
+"""`masses.write_masses` on a GPU: flash-decoding over the paged keys, without the values, with one sum for each region.
+
+Two kernels, both capturable into CUDA graphs: partial sums over splits of the slots, then their merge. Nothing is read
+back and no shape depends on a length. float32 sums of bf16/fp16/float32 keys.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from probes.record import REGIONS
+from probes.vllm.masses import CURRENT, FIRST_TEXT_REGION, OWN, RESPONSE, SINK, UNKNOWN, Boundaries, Queries
+
+NUM_CODES = 16  # REGIONS, padded to what a matrix product wants
+PARTIAL = NUM_CODES + 2  # sums by region, then the maximum and the sum of probability * logit
+NUM_SPLITS = 16
+BLOCK = 64
+
+
+def scratch_elements(num_rows: int, num_heads: int) -> int:
+    """float32 elements of scratch for a batch of `num_rows`."""
+    return num_rows * num_heads * NUM_SPLITS * PARTIAL
+
+
+def launch(
+    queries: Queries,
+    boundaries: Boundaries,
+    *,
+    start: Tensor,
+    step: Tensor,
+    layer: int,
+    mass: Tensor,
+    entropy: Tensor,
+    scratch: Tensor | None,
+) -> None:
+    """See `masses.write_masses`; `scratch` has `scratch_elements` float32 elements, of this device, at a fixed address."""
+    assert scratch is not None
+    q, keys, region = queries.q, queries.keys, boundaries.region
+    num_heads, head_dim = q.shape[1:]
+    num_kv_heads = keys.shape[2]
+    group = num_heads // num_kv_heads
+    _partial[(queries.num_rows, num_kv_heads, NUM_SPLITS)](
+        q,
+        keys,
+        queries.block_table,
+        queries.rows if queries.rows is not None else queries.positions,
+        queries.positions,
+        start,
+        step,
+        boundaries.slot,
+        boundaries.num_prompt_tokens,
+        region if region is not None else boundaries.slot,
+        scratch,
+        q.stride(0),
+        q.stride(1),
+        *keys.stride(),
+        queries.block_table.stride(0),
+        start.stride(0),
+        0 if region is None else region.stride(0),
+        queries.scale,
+        queries.window or 0,
+        boundaries.num_sink_slots,
+        num_heads,
+        GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SLOTS=keys.shape[1],
+        BLOCK=BLOCK,
+        SPLITS=NUM_SPLITS,
+        HAS_ROWS=queries.rows is not None,
+        HAS_REGION=region is not None,
+        CODES=NUM_CODES,
+        OWN=OWN,
+        CURRENT=CURRENT,
+        SINK=SINK,
+        RESPONSE=RESPONSE,
+        UNKNOWN=UNKNOWN,
+        FIRST_TEXT=FIRST_TEXT_REGION,
+    )
+    _merge[(queries.num_rows,)](
+        scratch,
+        step,
+        mass[:, :, layer],
+        entropy[:, :, layer],
+        mass.stride(0),
+        mass.stride(1),
+        mass.stride(3),
+        entropy.stride(0),
+        entropy.stride(1),
+        entropy.stride(3),
+        num_heads,
+        SPLITS=NUM_SPLITS,
+        CODES=NUM_CODES,
+        NUM_REGIONS=len(REGIONS),
+        IS_MEAN=mass.shape[3] == 1,
+    )
+
+
+@triton.jit
+def _partial(
+    q_ptr,
+    key_ptr,
+    table_ptr,
+    rows_ptr,
+    positions_ptr,
+    start_ptr,
+    step_ptr,
+    slot_ptr,
+    num_prompt_ptr,
+    region_ptr,
+    out_ptr,
+    q_token_stride,
+    q_head_stride,
+    key_block_stride,
+    key_slot_stride,
+    key_head_stride,
+    key_dim_stride,
+    table_stride,
+    start_stride,
+    region_stride,
+    scale,
+    window,
+    num_sink_slots,
+    num_heads,
+    GROUP: tl.constexpr,  # noqa: N803
+    GROUP_PADDED: tl.constexpr,  # noqa: N803
+    HEAD_DIM: tl.constexpr,  # noqa: N803
+    HEAD_DIM_PADDED: tl.constexpr,  # noqa: N803
+    BLOCK_SLOTS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    SPLITS: tl.constexpr,  # noqa: N803
+    HAS_ROWS: tl.constexpr,  # noqa: N803
+    HAS_REGION: tl.constexpr,  # noqa: N803
+    CODES: tl.constexpr,  # noqa: N803
+    OWN: tl.constexpr,  # noqa: N803
+    CURRENT: tl.constexpr,  # noqa: N803
+    SINK: tl.constexpr,  # noqa: N803
+    RESPONSE: tl.constexpr,  # noqa: N803
+    UNKNOWN: tl.constexpr,  # noqa: N803
+    FIRST_TEXT: tl.constexpr,  # noqa: N803
+):
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token = row.to(tl.int64)
+    if HAS_ROWS:
+        token = tl.load(rows_ptr + row).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int32)
+    start = tl.load(start_ptr + row * start_stride).to(tl.int32)
+    start = tl.where(tl.load(step_ptr) == 0, position, start)
+    slot = tl.load(slot_ptr + row).to(tl.int64)
+    num_prompt = tl.load(num_prompt_ptr + slot)
+
+    end = position + 1
+    begin = tl.where(window > 0, tl.maximum(end - window, 0), 0)
+    share = tl.cdiv(tl.cdiv(end - begin, SPLITS), BLOCK) * BLOCK
+    low = begin + split * share
+    high = tl.minimum(low + share, end)
+
+    heads = tl.arange(0, GROUP_PADDED)
+    dims = tl.arange(0, HEAD_DIM_PADDED)
+    codes = tl.arange(0, CODES)
+    is_head = heads < GROUP
+    q = tl.load(
+        q_ptr + token * q_token_stride + (kv_head * GROUP + heads)[:, None] * q_head_stride + dims[None, :],
+        mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    sums = tl.zeros([GROUP_PADDED, CODES], tl.float32)
+    logit_sum = tl.zeros([GROUP_PADDED], tl.float32)
+    for first in range(low, high, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        is_seen = at < high
+        block = tl.load(table_ptr + row * table_stride + at // BLOCK_SLOTS, mask=is_seen, other=0).to(tl.int64)
+        keys = tl.load(
+            key_ptr
+            + (block * key_block_stride + (at % BLOCK_SLOTS) * key_slot_stride + kv_head * key_head_stride)[None, :]
+            + dims[:, None] * key_dim_stride,
+            mask=is_seen[None, :] & (dims < HEAD_DIM)[:, None],
+            other=0.0,
+        )
+        logits = tl.dot(q, keys, input_precision="ieee") * scale
+        logits = tl.where(is_seen[None, :], logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, axis=1))
+        shrink = tl.exp(top - new_top)
+        weight = tl.exp(logits - new_top[:, None])
+        code = tl.full([BLOCK], UNKNOWN, tl.int32)
+        if HAS_REGION:
+            is_prompt = is_seen & (at < num_prompt)
+            code = tl.load(region_ptr + slot * region_stride + at, mask=is_prompt, other=0).to(tl.int32) + FIRST_TEXT
+        code = tl.where(at >= num_prompt, RESPONSE, code)
+        code = tl.where(at < num_sink_slots, SINK, code)
+        code = tl.where(at == start, CURRENT, code)
+        code = tl.where(at > start, OWN, code)
+        one_hot = (code[:, None] == codes[None, :]).to(tl.float32)
+        sums = sums * shrink[:, None] + tl.dot(weight, one_hot, input_precision="ieee")
+        # no 0 * -inf: outside the band the weight is 0
+        logit_sum = logit_sum * shrink + tl.sum(tl.where(is_seen[None, :], weight * logits, 0.0), axis=1)
+        top = new_top
+    place = ((row * num_heads + kv_head * GROUP + heads) * SPLITS + split) * (CODES + 2)
+    tl.store(out_ptr + place[:, None] + codes[None, :], sums, mask=is_head[:, None])
+    tl.store(out_ptr + place + CODES, top, mask=is_head)
+    tl.store(out_ptr + place + CODES + 1, logit_sum, mask=is_head)
+
+
+@triton.jit
+def _merge(
+    partial_ptr,
+    step_ptr,
+    mass_ptr,
+    entropy_ptr,
+    mass_row_stride,
+    mass_depth_stride,
+    mass_head_stride,
+    entropy_row_stride,
+    entropy_depth_stride,
+    entropy_head_stride,
+    num_heads,
+    SPLITS: tl.constexpr,  # noqa: N803
+    CODES: tl.constexpr,  # noqa: N803
+    NUM_REGIONS: tl.constexpr,  # noqa: N803
+    IS_MEAN: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0)
+    step = tl.load(step_ptr)
+    splits = tl.arange(0, SPLITS)
+    codes = tl.arange(0, CODES)
+    mass_at = mass_ptr + row * mass_row_stride + step * mass_depth_stride + codes
+    entropy_at = entropy_ptr + row * entropy_row_stride + step * entropy_depth_stride
+    mean = tl.zeros([CODES], tl.float32)
+    mean_entropy = 0.0
+    for head in range(num_heads):
+        place = partial_ptr + ((row * num_heads + head) * SPLITS + splits) * (CODES + 2)
+        top = tl.load(place + CODES)
+        weight = tl.exp(top - tl.max(top, axis=0))
+        sums = tl.sum(tl.load(place[:, None] + codes[None, :]) * weight[:, None], axis=0)
+        total = tl.sum(sums, axis=0)
+        logit_mean = tl.sum(tl.load(place + CODES + 1) * weight, axis=0) / total
+        entropy = tl.maximum(tl.max(top, axis=0) + tl.log(total) - logit_mean, 0.0)
+        if IS_MEAN:
+            mean += sums / total
+            mean_entropy += entropy
+        else:
+            tl.store(mass_at + head * mass_head_stride, sums / total, mask=codes < NUM_REGIONS)
+            tl.store(entropy_at + head * entropy_head_stride, entropy)
+    if IS_MEAN:
+        tl.store(mass_at, mean / num_heads, mask=codes < NUM_REGIONS)
+        tl.store(entropy_at, mean_entropy / num_heads)
+
+
+def make_scratch(num_rows: int, num_heads: int, device: torch.device) -> Tensor:
+    """Scratch for `launch`."""
+    return torch.empty(scratch_elements(num_rows, num_heads), dtype=torch.float32, device=device)

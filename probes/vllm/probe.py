@@ -1,0 +1,253 @@
+"""What the hooks of both model runners write at one depth, and once a step: device operations only, fit for CUDA graphs.
+
+`enter` says which rows of the drafter's batch are the requests' last slots and at which depth; until `leave`, hooks inside
+the drafter may write. Knows vLLM's drafter modules, no runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probes.vllm.masses import Queries, write_masses
+from probes.vllm.recorder import Recorder
+from probes.vllm.residual_norm import record_residual_norm
+
+
+class Probe:
+    """`step` is a 0-dim int64 device tensor: the depth, from 0. `model` is vLLM's EAGLE-3 drafter."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module, step: Tensor, *, max_num_tokens: int) -> None:
+        self.recorder, self.model, self.step = recorder, model, step
+        self.rows = recorder.rows
+        self.layout = recorder.layout
+        self.has_norms = recorder.config.level != "counts"
+        self._index = step.view(1)
+        self._num_rows: int | None = None
+        self._rows_of: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._scratch: Tensor | None = None
+        self.residual_norm: Tensor | None = None
+        if not self.has_norms:
+            return
+        inner = model.model
+        if getattr(inner, "norm_output", False):
+            self.residual_norm = record_residual_norm(inner.norm, max_num_tokens)
+        for index, layer in enumerate(inner.layers):
+            reason = self._hook_attention(index, layer.self_attn.attn)
+            if reason:
+                recorder.unmeasured["mass"] = recorder.unmeasured["attention_entropy"] = reason
+            if self.layout.is_eager:
+                self._hook_branches(index, layer)
+        self._has_fc = getattr(inner, "use_aux_hidden_state", True)
+        if not self._has_fc:
+            recorder.unmeasured["fusion_share"] = "the drafter has no fc"
+
+    def enter(self, num_rows: int, rows_of: Tensor | None, positions: Tensor) -> None:
+        """`rows_of[i]`: row i's place among the drafter's tokens (None: i itself); `positions` [token]: their slots."""
+        self._num_rows, self._rows_of, self._positions = num_rows, rows_of, positions
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a depth is being drafted."""
+        return self._num_rows is not None
+
+    def leave(self) -> None:
+        self._num_rows = self._rows_of = self._positions = None
+
+    def write_start(self) -> None:
+        """Depth 1: the slot t of each round."""
+        self.rows["start"][: self._n].copy_(self._own(self._positions))
+
+    def write_fused(self, hidden: Tensor) -> None:
+        """Depth 1: what enters the layer, [token, hidden]. At later depths it is what was fed back."""
+        if self.has_norms:
+            self._put("hidden_in_norm", _norm(self._own(hidden)), layer=0)
+
+    def write_feedback(self, hidden: Tensor) -> None:
+        """What the drafter feeds back, [token, hidden]."""
+        if not self.has_norms:
+            return
+        norm = _norm(self._own(hidden))
+        self._put("hidden_feedback_norm", norm)
+        if self.residual_norm is not None:
+            norm = self._own(self.residual_norm)
+        self._put("hidden_out_norm", norm, layer=self.layout.num_layers - 1)
+
+    def write_fusion(self, aux: list[Tensor], rows_of: Tensor) -> None:
+        """Shares of the captured states (`aux`: [token, target_hidden] each) in the fused one, of the tokens `rows_of`."""
+        if not self.has_norms:
+            return
+        num_rows = len(rows_of)
+        states = torch.stack([a.index_select(0, rows_of) for a in aux])  # [aux, row, target_hidden]
+        self.rows["aux_norm"][:num_rows].copy_(_norm(states).T)
+        if not self._has_fc:
+            return
+        inner = self.model.model
+        if getattr(inner, "norm_before_fc", False):
+            normed = inner.input_norm(states.transpose(0, 1).flatten(1).contiguous())
+            states = normed.unflatten(1, (len(aux), -1)).transpose(0, 1)
+        if inner.fc_norm is not None:
+            states = torch.stack([norm(state.contiguous()) for norm, state in zip(inner.fc_norm, states, strict=True)])
+        terms = _terms(inner.fc, states)  # float32 [aux, row, hidden]
+        fused = terms.sum(dim=0)
+        energy = terms.norm(dim=-1)
+        self.rows["fusion_share"][:num_rows].copy_(((terms * fused).sum(dim=-1) / fused.square().sum(dim=-1)).T)
+        self.rows["fusion_energy"][:num_rows].copy_((energy / energy.sum(dim=0)).T)
+
+    @property
+    def _n(self) -> int:
+        assert self._num_rows is not None
+        return self._num_rows
+
+    def _own(self, values: Tensor) -> Tensor:
+        """The rows of the requests' last slots, of a tensor over the drafter's tokens."""
+        return values[: self._n] if self._rows_of is None else values.index_select(0, self._rows_of[: self._n])
+
+    def _put(self, name: str, values: Tensor, layer: int | None = None) -> None:
+        column = self.rows[name][: self._n]
+        if layer is not None:
+            column = column[:, :, layer]
+        column.index_copy_(1, self._index, values[:, None].float())
+
+    def _hook_attention(self, index: int, attention: nn.Module) -> str:
+        """Wraps the implementation's `forward` -> why not, where it cannot be read."""
+        implementation = attention.impl
+        reason, keys_of = _key_view(attention)
+        if reason:
+            return reason
+        if self._scratch is None and self.rows.words.device.type == "cuda":
+            from probes.vllm.masses_triton import make_scratch
+
+            self._scratch = make_scratch(len(self.rows.words), implementation.num_heads, self.rows.words.device)
+        forward = implementation.forward
+
+        def recorded(layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, *a, **kw):
+            result = forward(layer, query, key, value, kv_cache, metadata, *a, **kw)
+            if metadata is not None and self._num_rows is not None:
+                self.recorder.guarded(self._write_masses, index, implementation, query, keys_of(kv_cache), metadata)
+            return result
+
+        implementation.forward = recorded
+        return ""
+
+    def _write_masses(self, index: int, implementation: Any, query: Tensor, keys: Tensor, metadata: Any) -> None:
+        assert self._positions is not None
+        write_masses(
+            Queries(
+                q=query.view(len(query), implementation.num_heads, implementation.head_size),
+                rows=self._rows_of,
+                positions=self._positions,
+                num_rows=self._n,
+                keys=keys,
+                block_table=metadata.block_table,
+                scale=implementation.scale,
+                window=_window(implementation),
+            ),
+            self.recorder.boundaries,
+            start=self.rows["start"],
+            step=self.step,
+            layer=index,
+            mass=self.rows["mass"],
+            entropy=self.rows["attention_entropy"],
+            scratch=self._scratch,
+        )
+
+    def _hook_branches(self, index: int, layer: nn.Module) -> None:
+        """Eager mode only: compiled code calls no hooks."""
+
+        def put(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                if self._num_rows is not None:
+                    value = output[0] if isinstance(output, tuple) else output
+                    self.recorder.guarded(lambda: self._put(name, _norm(self._own(value)), layer=index))
+
+            return hook
+
+        layer.self_attn.register_forward_hook(put("branch_norm_attn"))
+        layer.mlp.register_forward_hook(put("branch_norm_mlp"))
+        if index == 0:
+            layer.self_attn.qkv_proj.register_forward_pre_hook(self._put_embed_share)
+
+    def _put_embed_share(self, projection: nn.Module, args: tuple) -> None:
+        if self._num_rows is not None:
+            self.recorder.guarded(lambda: self._put("input_share_embed", embed_share(projection, self._own(args[0]))))
+
+
+def embed_share(projection: nn.Module, x: Tensor) -> Tensor:
+    """<W_e e, W [e, n]> / ||W [e, n]||^2 of x = [e, n], [row]: the embedding half comes first. Without bias."""
+    embed, hidden = x.clone(), x.clone()
+    size = x.shape[-1] // 2
+    embed[:, size:], hidden[:, :size] = 0, 0
+    parts = projection.quant_method.apply(projection, torch.cat([embed, hidden]), None).float()
+    from_embed, total = parts[: len(x)], parts[: len(x)] + parts[len(x) :]
+    return (from_embed * total).sum(dim=-1) / total.square().sum(dim=-1)
+
+
+def _norm(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
+
+
+def _terms(fc: nn.Module, states: Tensor) -> Tensor:
+    """W_i g_i, float32 [aux, row, hidden], of the states [aux, row, target_hidden]."""
+    num_aux, num_rows, size = states.shape
+    weight = getattr(fc, "weight", None)
+    if states.device.type == "cuda" and weight is not None and weight.dtype == states.dtype != torch.float32:
+        slices = weight.unflatten(1, (num_aux, size)).permute(1, 2, 0)  # [aux, target_hidden, hidden], a view
+        return torch.bmm(states.contiguous(), slices, out_dtype=torch.float32)
+    # packed or quantised weights: only the layer itself can apply them
+    alone = states.new_zeros(num_aux, num_rows, num_aux, size)
+    for index in range(num_aux):
+        alone[index, :, index] = states[index]
+    applied = fc.quant_method.apply(fc, alone.view(num_aux * num_rows, num_aux * size), None)
+    return applied.view(num_aux, num_rows, -1).float()
+
+
+def _window(implementation: Any) -> int | None:
+    """Tokens that a query sees, itself included; None: all. FlashAttention keeps (left, right), others the number."""
+    window = implementation.sliding_window
+    left = window[0] if isinstance(window, tuple | list) else window
+    if left is None or left < 0:
+        return None
+    return left + 1 if isinstance(window, tuple | list) else left
+
+
+def _key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """-> (why the keys cannot be read, else "", a function from the layer's cache to [block, slot, kv_head, head_dim])."""
+    implementation = attention.impl
+    name = type(implementation).__name__
+    head_size = implementation.head_size
+
+    def none(cache: Tensor) -> Tensor:
+        raise AssertionError(name)
+
+    if getattr(implementation, "kv_cache_dtype", "auto").startswith("fp8"):
+        return "the key cache is fp8", none
+    if getattr(implementation, "sinks", None) is not None or getattr(implementation, "logits_soft_cap", 0):
+        return "attention with learned sinks or capped logits", none
+    if getattr(implementation, "alibi_slopes", None) is not None:
+        return "attention with ALiBi", none
+    if name in ("FlashAttentionImpl", "TritonAttentionImpl"):
+        # (blocks, kv_heads, block_slots, 2 * head_size), keys first
+
+        def by_head(cache: Tensor) -> Tensor:
+            return cache.transpose(1, 2)[..., :head_size]
+
+        return "", by_head
+    if name == "CPUAttentionBackendImpl":
+        # (blocks, kv_heads, block_slots, 2 * head_size) of which the first half are the keys, [head_size, block_slots]
+
+        def transposed(cache: Tensor) -> Tensor:
+            num_blocks, num_heads, block_slots, _ = cache.shape
+            if attention.isa not in ("vec", "vec16"):
+                raise NotImplementedError(f"the CPU backend's key layout {attention.isa!r} was never read")
+            stride = cache.stride()
+            return cache.as_strided(
+                (num_blocks, block_slots, num_heads, head_size), (stride[0], 1, stride[1], block_slots)
+            )
+
+        return "", transposed
+    return f"the key layout of {name} was never read", none

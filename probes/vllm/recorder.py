@@ -1,0 +1,309 @@
+"""The recorder's public interface: `install` it before vLLM builds its engine, take finished requests from `write`.
+
+    recording = install(RecorderConfig(level="default", decide=..., write=...))
+    llm = vllm.LLM(...)                      # or this is a worker process of `vllm serve`
+    ...
+    recording.flush()                        # requests that are still open are given to `write` too
+    recording.status()                       # counts, failures, what could not be measured and why
+
+`decide` is called once for each request, on the engine's thread: be quick. `write` is called in the recorder's own thread.
+A failure inside the recorder never reaches the engine: it is counted, logged once, and the recorder stops recording.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from probes.errors import InputError
+from probes.record import TEXT_REGIONS
+from probes.vllm.masses import Boundaries
+from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled, StepRow
+from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
+from probes.vllm.transport import Buffer, Transport
+
+logger = logging.getLogger("driftscope.recorder")
+
+
+def record_all(request: NewRequest) -> Sampled | None:
+    """Every request; regions unknown."""
+    return Sampled(label=request.label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderConfig:
+    level: str = "default"  # one of rows.LEVELS
+    num_sink_slots: int = 1  # S: how many first slots are the sink
+    decide: Callable[[NewRequest], Sampled | None] = record_all
+    write: Callable[[RequestRounds], None]
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise InputError(
+                f"unknown level {self.level!r}", code="bad_option", where="level", remedy=f"use {', '.join(LEVELS)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderStatus:
+    """What a run must say of its recording."""
+
+    level: str
+    runner: str  # "V1" | "V2" | "": no engine was built yet
+    attention_backend: str
+    num_requests: int  # sampled
+    num_written: int
+    num_steps: int
+    num_dropped_steps: int  # the thread was behind
+    num_failures: int
+    failure: str | None  # the first
+    unmeasured: Mapping[str, str] = field(default_factory=dict)  # column -> why it is null here
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One engine step: which requests its rows are of, and how many drafts each verified."""
+
+    request_ids: Sequence[str]
+    num_drafts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    request_id: str
+    end: str
+
+
+class Recorder:
+    """The host's side: which requests are recorded, which rows are theirs. One to each model runner."""
+
+    def __init__(self, config: RecorderConfig) -> None:
+        self.config = config
+        self.runner_name = ""
+        self.attention_backend = ""
+        self.unmeasured: dict[str, str] = {}
+        self.num_requests = self.num_written = self.num_steps = self.num_failures = 0
+        self.failure: str | None = None
+        self.is_ready = False
+        self._open: dict[str, OpenRequest] = {}  # the thread's
+        self._recorded: dict[str, tuple[NewRequest, Sampled]] = {}  # the engine's thread's
+        self._slot_of: dict[str, int] = {}  # request -> its slot in the boundaries, while it is not preempted
+        self._buffer: Buffer | None = None
+        self._step: _Step | None = None
+        self._uploaded: list[str] | None = None
+
+    def prepare(self, layout: RowLayout, *, num_rows: int, max_model_len: int, device: torch.device) -> None:
+        """Allocates everything. Called once, before the engine measures what memory is left."""
+        self.layout = layout
+        self.rows = Rows(layout, num_rows, device)
+        self.transport = Transport(self.rows, self._handle)
+        self.device = device
+        self._free_slots = list(range(num_rows))[::-1]
+        self._other = num_rows  # shared by all that are not recorded
+        region = None
+        if layout.level == "heads":
+            region = torch.full(
+                (num_rows + 1, max_model_len), TEXT_REGIONS.index("unknown"), dtype=torch.uint8, device=device
+            )
+        self.boundaries = Boundaries(
+            slot=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            num_prompt_tokens=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+            region=region,
+            num_sink_slots=self.config.num_sink_slots,
+        )
+        self.is_ready = True
+
+    # on the engine's thread
+
+    def guarded(self, work: Callable[..., None], *args: Any) -> None:
+        """Does `work`; a failure stops the recording, never the engine."""
+        if self.failure is not None:
+            return
+        try:
+            work(*args)
+        except Exception as error:  # whatever it is, requests must be answered
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.num_failures += 1
+        if self.failure is None:
+            self.failure = f"{type(error).__name__}: {error}"
+            logger.exception("driftscope's recorder failed and is off; requests are not affected")
+
+    def requests_changed(self, new: Iterable[NewRequest], ended: Iterable[str], preempted: Iterable[str]) -> None:
+        """What the scheduler did since the last step. A preempted request comes back, as a new one or not: its record
+        goes on, and the drafts that it lost stay unverified."""
+        for request_id in ended:
+            self._end(request_id, "finished")
+        for request_id in preempted:
+            self._release_slot(request_id)
+        for request in new:
+            if request.request_id in self._recorded:
+                continue
+            sampled = self.config.decide(request)
+            if sampled is not None:
+                self._recorded[request.request_id] = (request, sampled)
+                self.num_requests += 1
+                self.transport.post(OpenRequest(request=request, sampled=sampled))
+
+    def _end(self, request_id: str, end: str) -> None:
+        self._release_slot(request_id)
+        if self._recorded.pop(request_id, None) is not None:
+            self.transport.post(_Ended(request_id, end))
+
+    def _release_slot(self, request_id: str) -> None:
+        slot = self._slot_of.pop(request_id, None)
+        if slot is not None:
+            self._free_slots.append(slot)
+
+    def _take_slots(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._recorded and request_id not in self._slot_of:
+                slot = self._slot_of[request_id] = self._free_slots.pop()
+                self._upload_boundaries(slot, *self._recorded[request_id])
+                self._uploaded = None
+
+    def end_all(self) -> None:
+        """Every request that has not ended is "open"."""
+        for request_id in list(self._recorded):
+            self._end(request_id, "open")
+
+    def _upload_boundaries(self, slot: int, request: NewRequest, sampled: Sampled) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        self._upload(self.boundaries.num_prompt_tokens[slot : slot + 1], np.array([num_prompt], np.int32))
+        if self.boundaries.region is not None:
+            unknown = np.full(num_prompt, TEXT_REGIONS.index("unknown"), np.uint8)
+            region = unknown if sampled.region is None else np.ascontiguousarray(sampled.region[:num_prompt])
+            self._upload(self.boundaries.region[slot, : len(region)], region)
+
+    def _upload(self, target: torch.Tensor, values: np.ndarray) -> None:
+        source = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)
+
+    def begin_step(self, request_ids: Sequence[str], num_drafts: Mapping[str, int]) -> None:
+        """A step that will sample. Nothing is kept of one without a recorded request."""
+        self.drop_step()
+        if not any(r in self._recorded for r in request_ids):
+            return
+        self._take_slots(request_ids)
+        self._buffer = self.transport.take()
+        self._step = _Step(list(request_ids), dict(num_drafts))
+        if self._buffer is not None:
+            self._buffer.clock.mark(0)
+
+    def drop_step(self) -> None:
+        """A step that was begun and will not be sent."""
+        if self._buffer is not None:
+            self.transport.give_back(self._buffer)
+        self._buffer = self._step = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the rows of this step will be read."""
+        return self._buffer is not None and self.failure is None
+
+    def before_writes(self, request_ids: Sequence[str]) -> None:
+        """Before the first write of a step: the batch's order of requests is known now."""
+        assert self._step is not None
+        self.transport.before_writes()
+        self._step = _Step(list(request_ids), self._step.num_drafts)
+        if self._step.request_ids != self._uploaded:
+            slots = np.array([self._slot_of.get(r, self._other) for r in request_ids], np.int32)
+            self._upload(self.boundaries.slot[: len(slots)], slots)
+            self._uploaded = list(self._step.request_ids)
+        self.rows["start"][: len(request_ids)] = -1
+
+    def mark(self, index: int) -> None:
+        if self._buffer is not None:
+            self._buffer.clock.mark(index)
+
+    def send_step(self) -> None:
+        if self._buffer is not None and self._step is not None:
+            self.num_steps += 1
+            self.transport.send(self._step, self._buffer, len(self._step.request_ids))
+            self._buffer = self._step = None
+
+    # in the transport's thread
+
+    def _handle(self, item: Any, words: np.ndarray | None, laps: tuple[float, float]) -> None:
+        try:
+            if isinstance(item, OpenRequest):
+                self._open[item.request.request_id] = item
+            elif isinstance(item, _Ended):
+                self._close(item.request_id, item.end)
+            elif words is not None:
+                records = as_records(words, self.layout)
+                for request_id, row in zip(item.request_ids, records, strict=True):
+                    request = self._open.get(request_id)
+                    if request is not None:
+                        num_drafts = item.num_drafts.get(request_id, 0)
+                        request.steps.append(
+                            StepRow(row=row, num_drafts=num_drafts, verify_us=laps[0], draft_us=laps[1])
+                        )
+        except Exception as error:
+            self._fail(error)
+
+    def _close(self, request_id: str, end: str) -> None:
+        request = self._open.pop(request_id, None)
+        if request is not None:
+            self.config.write(request.close(end, self.layout, self.unmeasured))
+            self.num_written += 1
+
+
+@dataclass
+class Recording:
+    """A recorder that was installed. `recorders` has one entry for each model runner built since."""
+
+    config: RecorderConfig
+    recorders: list[Recorder] = field(default_factory=list)
+    is_installed: bool = True
+
+    def flush(self) -> None:
+        """Everything recorded so far is given to `write`: requests that have not ended too, as "open"."""
+        for recorder in self.recorders:
+            if recorder.is_ready:
+                recorder.end_all()
+                recorder.transport.flush()
+
+    def status(self) -> RecorderStatus:
+        """Of the last model runner."""
+        recorder = self.recorders[-1] if self.recorders else Recorder(self.config)
+        return RecorderStatus(
+            level=self.config.level,
+            runner=recorder.runner_name,
+            attention_backend=recorder.attention_backend,
+            num_requests=recorder.num_requests,
+            num_written=recorder.num_written,
+            num_steps=recorder.num_steps,
+            num_dropped_steps=recorder.transport.num_dropped if recorder.is_ready else 0,
+            num_failures=recorder.num_failures,
+            failure=recorder.failure,
+            unmeasured=dict(recorder.unmeasured),
+        )
+
+    def uninstall(self) -> None:
+        """Engines built from now on are not recorded; those that are stay so until they are gone."""
+        self.is_installed = False
+        for recorder in self.recorders:
+            if recorder.is_ready:
+                recorder.transport.stop()
+                recorder.is_ready = False
+
+
+def install(config: RecorderConfig) -> Recording:
+    """Every engine that this process builds from now on is recorded, until `uninstall`.
+
+    Raises InputError where vLLM is not installed or of a version whose hooks were never read.
+    """
+    from probes.vllm.hooks import patch_runners
+
+    recording = Recording(config)
+    patch_runners(recording)
+    return recording

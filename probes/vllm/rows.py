@@ -1,0 +1,89 @@
+"""What one engine step leaves behind of each request: one row of 4-byte words, the same on the device and in numpy.
+
+A numpy dtype describes the row; tensor views of the same words are what hooks and kernels write, inside CUDA graphs too
+(their addresses never change). Knows nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probes.record import REGIONS
+
+LEVELS = ("counts", "default", "heads")
+"""counts: accepted counts, drafts, times. default: + norms, fusion shares, head-mean masses. heads: all regions by head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """The columns of one row. K depths, A aux layers, Y drafter layers, H heads (1 at level default: their mean)."""
+
+    level: str
+    depth: int
+    num_aux: int
+    num_layers: int
+    num_heads: int
+    is_eager: bool = False  # branch norms and the embedding's share need hooks that compiled code never calls
+
+    @property
+    def dtype(self) -> np.dtype:
+        k, y = self.depth, self.num_layers
+        heads = self.num_heads if self.level == "heads" else 1
+        fields: list[tuple] = [
+            ("num_sampled", "<i4"),  # tokens that this step emitted; 0 for an unfinished prefill
+            ("emitted", "<i4", (k + 1,)),
+            ("start", "<i4"),  # slot t of the round drafted in this step
+            ("draft_token", "<i4", (k,)),
+        ]
+        if self.level != "counts":
+            fields += [
+                ("hidden_in_norm", "<f4", (k, y)),  # layer 0's; later layers' only where eager
+                ("hidden_out_norm", "<f4", (k, y)),  # the last layer's
+                ("hidden_feedback_norm", "<f4", (k,)),
+                ("fusion_share", "<f4", (self.num_aux,)),
+                ("fusion_energy", "<f4", (self.num_aux,)),
+                ("aux_norm", "<f4", (self.num_aux,)),
+                ("mass", "<f4", (k, y, heads, len(REGIONS))),
+                ("attention_entropy", "<f4", (k, y, heads)),
+            ]
+        if self.level != "counts" and self.is_eager:
+            fields += [
+                ("branch_norm_attn", "<f4", (k, y)),
+                ("branch_norm_mlp", "<f4", (k, y)),
+                ("input_share_embed", "<f4", (k,)),
+            ]
+        return np.dtype(fields)
+
+
+class Rows:
+    """The rows of a whole batch on the device, and a view of each column: [row, ...]."""
+
+    def __init__(self, layout: RowLayout, num_rows: int, device: torch.device) -> None:
+        self.layout = layout
+        self.words = torch.zeros(num_rows, layout.dtype.itemsize // 4, dtype=torch.int32, device=device)
+        floats = self.words.view(torch.float32)
+        self.columns: dict[str, Tensor] = {}
+        for name, (kind, offset) in _fields(layout.dtype).items():
+            first, count = offset // 4, kind.itemsize // 4
+            whole = floats if kind.base.kind == "f" else self.words
+            self.columns[name] = whole[:, first : first + count].view(num_rows, *kind.shape)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+
+def as_records(words: np.ndarray, layout: RowLayout) -> np.ndarray:
+    """int32 [row, word] -> structured [row]."""
+    return np.ascontiguousarray(words).view(layout.dtype)[:, 0]
+
+
+def _fields(dtype: np.dtype) -> Mapping[str, tuple[np.dtype, int]]:
+    return {name: (kind, offset) for name, (kind, offset, *_) in (dtype.fields or {}).items()}

@@ -1,0 +1,134 @@
+"""Hooks into vLLM's V1 model runner (`model_runner.drafter`): the CPU's, and a GPU's where it was asked for.
+
+Read in 0.32.0 and 0.33.0: v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probes.vllm.attach import prepare, schedule
+from probes.vllm.hooks import wrap
+from probes.vllm.probe import Probe
+from probes.vllm.recorder import Recorder
+
+
+def attach(runner: Any, recorder: Recorder) -> None:
+    """Wraps this runner's methods. Raises what `attach.prepare` raises."""
+    drafter = runner.drafter
+    prepare(recorder, runner, drafter.model, runner_name="V1", device=runner.device)
+    step = torch.zeros((), dtype=torch.int64, device=runner.device)
+    probe = Probe(recorder, drafter.model, step, max_num_tokens=drafter.max_num_tokens)
+    hooks = _Hooks(runner, recorder, probe)
+    wrap(runner, "execute_model", hooks.execute_model)
+    wrap(runner, "_sample", hooks.sample)
+    wrap(runner, "sample_tokens", hooks.sample_tokens)
+    wrap(drafter, "propose", hooks.propose)
+    wrap(drafter.model, "combine_hidden_states", hooks.combine)
+    wrap(drafter.model, "forward", hooks.forward)
+
+
+class _Hooks:
+    def __init__(self, runner: Any, recorder: Recorder, probe: Probe) -> None:
+        self.runner, self.recorder, self.probe = runner, recorder, probe
+        self._last_slots: Tensor | None = None  # [row], while a proposal is made
+        self._aux: Tensor | None = None
+        self._depth = 0
+
+    def execute_model(self, original: Any) -> Any:
+        def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self.recorder.guarded(schedule, self.recorder, scheduler_output)
+            return original(scheduler_output, *args, **kwargs)
+
+        return recorded
+
+    def sample(self, original: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            if self.recorder.is_recording:
+                self.recorder.guarded(self._write_sampled, output.sampled_token_ids)
+            return output
+
+        return recorded
+
+    def _write_sampled(self, tokens: Tensor) -> None:
+        """`tokens` [row, 1 or K+1], -1 where rejected."""
+        recorder, num_rows = self.recorder, len(tokens)
+        recorder.before_writes(self.runner.input_batch.req_ids)
+        is_emitted = (tokens >= 0) & ~self.runner.discard_request_mask.gpu[:num_rows, None]
+        rows = recorder.rows
+        rows["num_sampled"][:num_rows].copy_(is_emitted.sum(dim=1))
+        rows["emitted"][:num_rows, : tokens.shape[1]].copy_(tokens)
+        recorder.mark(1)
+
+    def propose(self, original: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.recorder.guarded(self._begin, kwargs)
+            try:
+                drafts = original(*args, **kwargs)
+            finally:
+                self.probe.leave()
+            if self.recorder.is_recording:
+                self.recorder.guarded(self._finish, drafts)
+            self._last_slots = self._aux = None
+            return drafts
+
+        return recorded
+
+    def _begin(self, arguments: dict[str, Any]) -> None:
+        self.recorder.transport.before_writes()
+        if not self.recorder.is_recording:
+            return
+        last = arguments.get("token_indices_to_sample")
+        metadata = arguments["common_attn_metadata"]
+        self._last_slots = (metadata.query_start_loc[1:] - 1 if last is None else last).long()
+        self._depth = 0
+
+    def combine(self, original: Any) -> Any:
+        def recorded(aux: Tensor) -> Tensor:
+            self._aux = aux
+            return original(aux)
+
+        return recorded
+
+    def forward(self, original: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self._last_slots is None:
+                return original(*args, **kwargs)
+            self.recorder.guarded(self._before_forward, kwargs)
+            result = original(*args, **kwargs)
+            self.recorder.guarded(self._after_forward, result)
+            return result
+
+        return recorded
+
+    def _before_forward(self, arguments: dict[str, Any]) -> None:
+        assert self._last_slots is not None
+        probe, is_first = self.probe, self._depth == 0
+        probe.step.fill_(self._depth)
+        probe.enter(len(self._last_slots), self._last_slots if is_first else None, arguments["positions"])
+        if is_first:
+            probe.write_start()
+            probe.write_fused(arguments["hidden_states"])
+
+    def _after_forward(self, result: tuple[Tensor, Tensor]) -> None:
+        self.probe.write_feedback(result[1])
+        self.probe.leave()
+        self._depth += 1
+
+    def _finish(self, drafts: Tensor) -> None:
+        self.recorder.rows["draft_token"][: len(drafts), : drafts.shape[1]].copy_(drafts)
+        if self._aux is not None and self._last_slots is not None:
+            self.probe.write_fusion(list(self._aux.chunk(self.probe.layout.num_aux, dim=-1)), self._last_slots)
+        self.recorder.mark(2)
+
+    def sample_tokens(self, original: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.recorder.guarded(self.recorder.send_step)
+            return result
+
+        return recorded
