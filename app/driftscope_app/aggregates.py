@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import streamlit as st
 
+from driftscope.compare.pairing import turns_by_prompt
 from driftscope.diagnosis import intervene
 from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.models import Diagnosis
 from driftscope.runs import Run, RunInfo, read_run
+from driftscope.runs.reader import prompt_keys
 from driftscope.summary import Summary, summarise
 
 MAX_RUNS_KEPT = 24
@@ -59,9 +61,10 @@ def missing_interventions(path: str, version: str) -> MissingInterventions:
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
 def prompt_sums(path: str, version: str) -> pa.Table:
-    """One row for each drafter, condition and prompt: rounds and tokens, walk and dense."""
-    return read_run(path).query(
-        "select drafter, system_prompt, template, context_tokens, prompt_id, any_value(messages_sha256) as sha256, "
+    """One row for each drafter, condition and prompt: rounds and tokens, walk and dense; its turns, for pairing."""
+    run = read_run(path)
+    sums = run.query(
+        "select drafter, system_prompt, template, context_tokens, prompt_id, "
         "any_value(category) as category, coalesce(any_value(is_degenerate), false) as is_degenerate, "
         "any_value(num_response_tokens) as num_response_tokens, "
         "count(*) filter (on_walk) as walk_rounds, "
@@ -71,6 +74,8 @@ def prompt_sums(path: str, version: str) -> pa.Table:
         "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
         "group by drafter, system_prompt, template, context_tokens, prompt_id order by min(round_id)"
     )
+    turns = turns_by_prompt(run)
+    return sums.append_column("turns", pa.array([turns.get(key) for key in prompt_keys(sums)], pa.string()))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)

@@ -1,8 +1,7 @@
 """Paired differences of tokens_per_round: the same prompts under two conditions.
 
-Shows nothing; the statistics are `driftscope.stats.paired`. Only prompts that both sides have, with the same messages, and
-whose response is degenerate on neither side take part. A difference is kept once computed: a filter change recomputes
-nothing.
+Shows nothing. Which prompts are the same is `driftscope.compare`'s, the statistics are `driftscope.stats`'. Prompts whose
+response is degenerate on either side take no part. A difference is kept once computed: a filter change recomputes nothing.
 """
 
 from __future__ import annotations
@@ -14,19 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from driftscope.compare.pairing import PromptName, Prompts, PromptSums, pair, paired_sums
 from driftscope.figures import Estimate
 from driftscope.stats.paired import Difference, paired_difference
-
-
-class PromptTokens(NamedTuple):
-    """What one prompt adds under one condition."""
-
-    num_tokens: int
-    num_rounds: int
-
-
-Prompts = Mapping[tuple[str, str], PromptTokens]
-"""(prompt_id, sha256 of its messages) -> tokens and rounds."""
 
 ConditionKey = tuple[str, str, str, int]
 
@@ -38,50 +27,53 @@ class Compared(NamedTuple):
     p_value: float | None
 
 
-def prompts_by_condition(sums: pa.Table, basis: str) -> dict[ConditionKey, dict[tuple[str, str], PromptTokens]]:
-    """From `aggregates.prompt_sums`: (drafter, system_prompt, template, context_tokens) -> its prompts."""
-    names = ("drafter", "system_prompt", "template", "context_tokens", "prompt_id", "sha256", "is_degenerate")
+def prompts_by_condition(sums: pa.Table, basis: str) -> dict[ConditionKey, dict[PromptName, PromptSums]]:
+    """From `aggregates.prompt_sums`: (drafter, system_prompt, template, context_tokens) -> tokens and rounds."""
+    names = ("drafter", "system_prompt", "template", "context_tokens", "prompt_id", "turns", "is_degenerate")
     columns = [sums[name].to_pylist() for name in (*names, f"{basis}_tokens", f"{basis}_rounds")]
-    conditions: dict[ConditionKey, dict[tuple[str, str], PromptTokens]] = {}
-    for drafter, system, template, context, prompt, sha256, is_degenerate, tokens, rounds in zip(*columns, strict=True):
+    conditions: dict[ConditionKey, dict[PromptName, PromptSums]] = {}
+    for drafter, system, template, context, prompt, turns, is_degenerate, tokens, rounds in zip(*columns, strict=True):
         prompts = conditions.setdefault((drafter, system, template, context), {})
         if rounds and not is_degenerate:
-            prompts[prompt, sha256] = PromptTokens(tokens, rounds)
+            prompts[PromptName(prompt, turns)] = PromptSums(tokens, rounds)
     return conditions
 
 
 def difference(first: Prompts, second: Prompts) -> Compared:
     """tokens_per_round of the first minus that of the second. num_rounds is that of the first; the value is None
     without a common prompt."""
-    common = sorted(first.keys() & second.keys())
-    found = _difference(tuple((*first[key], *second[key]) for key in common))
+    return _compared(paired_sums(pair(first, second).pairs, first, second))
+
+
+def pooled_difference(
+    first: Mapping[tuple[str, str, int], Prompts], second: Mapping[tuple[str, str, int], Prompts]
+) -> Estimate:
+    """Over all conditions (without drafter) that both sides have.
+
+    The prompt is still what is resampled: it brings its rounds of every condition along.
+    """
+    of_prompt: dict[PromptName, np.ndarray] = {}  # the four sums, [4]
+    for key in sorted(first.keys() & second.keys()):
+        pairs = pair(first[key], second[key]).pairs
+        for (name, _), sums in zip(pairs, paired_sums(pairs, first[key], second[key]).T, strict=True):
+            of_prompt[name] = of_prompt.get(name, np.zeros(4)) + sums
+    rows = [of_prompt[name] for name in sorted(of_prompt, key=lambda name: name.prompt_id)]
+    return _compared(np.array(rows).reshape(-1, 4).T).estimate
+
+
+def _compared(sums: np.ndarray) -> Compared:
+    """`sums` [4, prompt]."""
+    found = _difference(tuple(map(tuple, sums.T.tolist())))
     estimate = Estimate(
         value=found.estimate,
         low=found.low,
         high=found.high,
         num_prompts=found.num_prompts,
-        num_rounds=sum(first[key].num_rounds for key in common),
+        num_rounds=int(sums[1].sum()),
     )
     return Compared(estimate, found.p_value)
 
 
-def pooled_difference(
-    first: Mapping[tuple[tuple[str, str, int], str, str], PromptTokens],
-    second: Mapping[tuple[tuple[str, str, int], str, str], PromptTokens],
-) -> Estimate:
-    """Over all conditions that both sides have: (condition without drafter, prompt_id, sha256) -> tokens and rounds.
-
-    The prompt is still what is resampled: it brings its rounds of every condition along.
-    """
-    sums: tuple[dict[tuple[str, str], PromptTokens], dict[tuple[str, str], PromptTokens]] = ({}, {})
-    for key in first.keys() & second.keys():
-        for side, tokens in zip(sums, (first[key], second[key]), strict=True):
-            so_far = side.get(key[1:], PromptTokens(0, 0))
-            side[key[1:]] = PromptTokens(so_far.num_tokens + tokens.num_tokens, so_far.num_rounds + tokens.num_rounds)
-    return difference(*sums).estimate
-
-
 @lru_cache(maxsize=8_192)
-def _difference(rows: tuple[tuple[int, int, int, int], ...]) -> Difference:
-    sums = np.array(rows, dtype=np.float64).reshape(-1, 4)
-    return paired_difference(*sums.T)
+def _difference(rows: tuple[tuple[float, ...], ...]) -> Difference:
+    return paired_difference(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)

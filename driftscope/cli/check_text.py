@@ -15,6 +15,7 @@ from rich.text import Text
 
 from driftscope.check.models import Cell, CheckList, CheckReport, Coverage, CoverageGroup, Finding, SettingRow, Severity
 from driftscope.check.table import short_names
+from driftscope.cli.console import printable
 
 STYLES = {Severity.error: "bold red", Severity.warning: "bold yellow", Severity.info: "dim"}
 MOST_GROUPS = 12  # rows of one kind in the coverage table
@@ -23,7 +24,7 @@ MOST_UNCOVERED = 12
 
 def plain(value: str, style: str = "") -> Text:
     """Text out of files, shown and not obeyed: no markup, and no control characters for the terminal."""
-    return Text("".join(c if c.isprintable() else "\ufffd" for c in value), style=style)
+    return Text(printable(value), style=style)
 
 
 def print_report(out: Console, report: CheckReport) -> None:

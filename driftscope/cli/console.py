@@ -37,6 +37,11 @@ def console() -> Console:
     return Console(width=width, highlight=False)
 
 
+def printable(text: str) -> str:
+    """Text out of files on one line, without control characters and those that turn the reading direction."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def print_error(error: DriftscopeError, *, is_json: bool) -> None:
     """As an object on stdout with --json, else as text on stderr."""
     if is_json:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from driftscope.stats.intervals import NO_INTERVAL, Interval, sum_intervals
+from driftscope.stats.intervals import NO_INTERVAL, Interval, Statistic, sum_intervals
 from driftscope.stats.thresholds import INTERVAL_CONFIDENCE, INTERVAL_MIN_PROMPTS
 
 
@@ -35,23 +35,38 @@ NO_DIFFERENCE = Difference(None, None, None, None, None, 0)
 
 
 def paired_difference(
-    numerator: np.ndarray, denominator: np.ndarray, base_numerator: np.ndarray, base_denominator: np.ndarray
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    base_numerator: np.ndarray,
+    base_denominator: np.ndarray,
+    *,
+    is_relative: bool = False,
+    null: float = 0.0,
 ) -> Difference:
     """sum(numerator) / sum(denominator) - sum(base_numerator) / sum(base_denominator), each [prompt], same prompts.
 
-    Prompts without rounds on either side are left out.
+    `is_relative`: that over the base's ratio; no estimate where this is not above 0, no interval where it is not with
+    any one prompt left out. The p-value is that of a difference of `null`. Prompts without rounds on either side are
+    left out.
     """
     sums = np.stack([numerator, denominator, base_numerator, base_denominator]).astype(np.float64)
     sums = sums[:, (sums[1] > 0) & (sums[3] > 0)]
     num_prompts = sums.shape[1]
     if num_prompts == 0:
         return NO_DIFFERENCE
-    estimate = float(_difference(sums.sum(axis=-1)))
+    total = sums.sum(axis=-1)
+    if is_relative and total[2] <= 0:
+        return Difference(None, None, None, None, None, num_prompts)
+    statistic = _relative_difference if is_relative else _difference
+    estimate = float(statistic(total))
     interval: Interval = NO_INTERVAL
     p_value = None
-    if num_prompts >= INTERVAL_MIN_PROMPTS:
-        [interval] = sum_intervals(sums[:, None, :], _difference, np.ones((1, num_prompts), dtype=bool))
-        p_value = _jackknife_p(sums, estimate)
+    has_left_out = not is_relative or bool(np.all(total[2] - sums[2] > 0))
+    if num_prompts >= INTERVAL_MIN_PROMPTS and has_left_out:
+        [interval] = sum_intervals(sums[:, None, :], statistic, np.ones((1, num_prompts), dtype=bool))
+        p_value = _jackknife_p(sums, statistic, estimate, null)
+    if interval.low is not None and not np.isfinite(np.array([interval.low, interval.high], dtype=float)).all():
+        interval, p_value = NO_INTERVAL, None  # some resample's base ratio is 0
     return Difference(estimate, *interval, p_value, num_prompts)
 
 
@@ -72,10 +87,15 @@ def _difference(sums: np.ndarray) -> np.ndarray:
     return difference
 
 
-def _jackknife_p(sums: np.ndarray, estimate: float) -> float:
+def _relative_difference(sums: np.ndarray) -> np.ndarray:
+    ratio: np.ndarray = _difference(sums) / (sums[2] / sums[3])
+    return ratio
+
+
+def _jackknife_p(sums: np.ndarray, statistic: Statistic, estimate: float, null: float) -> float:
     num_prompts = sums.shape[1]
-    left_out = _difference(sums.sum(axis=-1, keepdims=True) - sums)
+    left_out = statistic(sums.sum(axis=-1, keepdims=True) - sums)
     error = np.sqrt((num_prompts - 1) / num_prompts * np.sum((left_out - left_out.mean()) ** 2))
     if error <= 1e-12 * max(1.0, abs(estimate)):  # every prompt says the same
-        return 1.0 if abs(estimate) <= 1e-12 else 0.0
-    return float(2 * stats.t.sf(abs(estimate) / error, num_prompts - 1))
+        return 1.0 if abs(estimate - null) <= 1e-12 else 0.0
+    return float(2 * stats.t.sf(abs(estimate - null) / error, num_prompts - 1))

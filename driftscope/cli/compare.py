@@ -1,0 +1,85 @@
+"""`driftscope compare RUN [RUN ...]`: paired differences and the gate, as text, Markdown or JSON."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftscope.cli.console import Json, console, print_json
+from probes.errors import InputError
+
+
+class ByWord(StrEnum):
+    """What conditions differ in."""
+
+    drafter = "drafter"
+    system_prompt = "system_prompt"
+    template = "template"
+    context = "context"
+
+
+class FailOnWord(StrEnum):
+    """What of a difference the gate reads."""
+
+    interval = "interval"
+    point = "point"
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="NAME.drift folders; the first is the baseline.")
+    ],
+    by: Annotated[ByWord | None, typer.Option(help="Compare conditions that differ in this, not run with run.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The baseline's value of --by, or run. [the first]")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EXPR", help='"METRIC OP NUMBER [absolute|relative]" on candidate - baseline.'),
+    ] = None,
+    fail_on: Annotated[
+        FailOnWord, typer.Option(help="interval: a cell fails when its whole interval satisfies EXPR.")
+    ] = FailOnWord.interval,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC", help="Also compare this. [tokens_per_round over the walk]")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")] = False,
+    json: Json = False,
+) -> int:
+    """Differences between runs or conditions on the same prompts, paired by prompt, and a gate for CI.
+
+    Exit codes: 0 no gate fails; 1 a gate fails; 2 nothing could be compared, or a gate not decided in any cell.
+    docs/compare.md has the metrics, the rule of the gate and a workflow.
+    """
+    from driftscope.compare import compare as compared
+    from driftscope.compare import parse_gate
+    from driftscope.runs import read_run
+
+    if json and markdown:
+        raise InputError(
+            "--json and --markdown exclude each other", code="usage", where="command line", remedy="choose one"
+        )
+    gates = [parse_gate(text) for text in fail_if or ()]
+    comparison = compared(
+        [read_run(run) for run in runs],
+        by=None if by is None else by.value,
+        baseline=baseline,
+        gates=gates,
+        fail_on=fail_on.value,
+        metrics=metric or (),
+    )
+    if json:
+        print_json(comparison)
+    elif markdown:
+        from driftscope.cli.compare_markdown import as_markdown
+
+        sys.stdout.write(as_markdown(comparison))
+    else:
+        from driftscope.cli.compare_text import print_comparison
+
+        print_comparison(console(), comparison)
+    return comparison.exit_code
