@@ -21,6 +21,9 @@ from probes.errors import InputError
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
+PREFILL_CHUNK_SLOTS = 4096
+"""Slots whose fused states are held together: memory, nothing else."""
+
 AuxStates = Mapping[int, Float[Tensor, "slot target_hidden"]]
 """Target states by boundary id, from slot 0."""
 
@@ -86,8 +89,15 @@ def prefill(
     first = 0 if cache is None else cache.num_slots
     last = len(token_ids) - 1
     check_length(drafter, last)
-    if first >= last and cache is not None:
-        return cache
+    for begin in range(first, last, PREFILL_CHUNK_SLOTS):
+        cache = _extend(drafter, token_ids, aux, begin, min(begin + PREFILL_CHUNK_SLOTS, last), cache)
+    return _extend(drafter, token_ids, aux, 0, 0, None) if cache is None else cache
+
+
+def _extend(
+    drafter: Drafter, token_ids: Tensor, aux: AuxStates, first: int, last: int, cache: SlotCache | None
+) -> SlotCache:
+    """The slots first .. last-1 behind those of `cache`."""
     embeds = drafter.embed(token_ids[first + 1 : last + 1])
     hidden = drafter.fuse(concat_aux(drafter, aux, first, last))
     rotation = drafter.rotation(torch.arange(first, last, device=token_ids.device))

@@ -17,9 +17,13 @@ from probes.attention.slots import slot_regions, text_regions
 from probes.chain import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
 from probes.record import PromptRecord, RoundBatch
-from probes.rounds import Drafted, fresh_pass, record_rounds
+from probes.replay import fetched
+from probes.rounds import Drafted, fresh_pass, measure_rounds, record_rounds
 from probes.target import Prefix, Sampler, Target, TargetTrace
 from probes.target_attention import TargetMasses
+
+BLOCK_ROUNDS = 256
+"""Rounds that are recorded together: the target's rows of all their positions are held (memory, nothing else)."""
 
 
 @dataclass
@@ -149,16 +153,27 @@ def record_live(
     regions = slot_regions(region, sink_slots=sink_slots, device=device)
     cache = prefill(drafter, trace.token_ids, trace.aux)
     fresh = fresh_pass(drafter, trace, cache, regions, first=rounds.starts[0], last=cache.num_slots - 1, depth=depth)
+    measured = (
+        measure_rounds(
+            drafter,
+            trace,
+            torch.tensor(starts, device=device),
+            (starts[0], starts[-1]),
+            [Drafted.concat([r[k] for r in rounds.drafts[begin : begin + BLOCK_ROUNDS]]) for k in range(depth)],
+            fresh,
+            target_attention=target_attention,
+        )
+        for begin in range(0, len(rounds.starts), BLOCK_ROUNDS)
+        for starts in [rounds.starts[begin : begin + BLOCK_ROUNDS]]
+    )
+    pieces = list(fetched(measured))
     return record_rounds(
-        drafter,
+        {column: np.concatenate([p[column] for p in pieces]) for column in pieces[0]},
+        np.asarray(rounds.starts),
         trace,
         prompt,
-        torch.tensor(rounds.starts, device=device),
-        [Drafted.concat([r[k] for r in rounds.drafts]) for k in range(depth)],
-        fresh,
         name=name,
         engine="live",
-        target_attention=target_attention,
         draft_us=np.asarray(rounds.draft_us, np.float32),
         verify_us=np.asarray(rounds.verify_us, np.float32),
     )

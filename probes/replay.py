@@ -7,16 +7,25 @@ the text was made.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from probes.attention.slots import slot_regions
 from probes.chain import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.record import PromptRecord, RoundBatch
-from probes.rounds import Drafted, fresh_pass, record_rounds
-from probes.target import TargetTrace
+from probes.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rounds
 from probes.target_attention import TargetMasses
+from probes.trace import TargetTrace
+
+MAX_BLOCK_ELEMENTS = 1 << 29
+"""Of a block of starts: draft probabilities of every depth, or the target's logits (float32: 2 GiB)."""
+MIN_BLOCK_STARTS, MAX_BLOCK_STARTS, CPU_BLOCK_STARTS = 256, 4096, 512
 
 
 def starts_of(trace: TargetTrace, last_tokens: int | None = None) -> tuple[int, int]:
@@ -54,28 +63,82 @@ def replay(
             where=f"prompt {prompt.prompt_id}",
             remedy="raise --max-new-tokens, or leave the prompt out",
         )
-    device = trace.token_ids.device
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
-    one_hot = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=device)
-    last_fresh = min(last + depth - 1, cache.num_slots - 1)
-    fresh = fresh_pass(drafter, trace, cache, one_hot, first=first, last=last_fresh, depth=depth)
+    regions = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=trace.token_ids.device)
+    block = starts_per_block(drafter, trace, depth)
+    spans = [(begin, min(begin + block - 1, last)) for begin in range(first, last + 1, block)]
+    measured = (
+        measure_rounds(
+            drafter,
+            trace,
+            torch.arange(span[0], span[1] + 1, device=trace.token_ids.device),
+            span,
+            *draft_chains(drafter, trace, cache, regions, span, depth),
+            target_attention=target_attention,
+        )
+        for span in spans
+    )
+    pieces = list(fetched(measured))
+    return record_rounds(
+        {column: np.concatenate([p[column] for p in pieces]) for column in pieces[0]},
+        np.arange(first, last + 1),
+        trace,
+        prompt,
+        name=name,
+        engine="replay",
+    )
 
-    starts = torch.arange(first, last + 1, device=device)
-    here = slice(0, len(starts))
+
+def draft_chains(
+    drafter: Drafter,
+    trace: TargetTrace,
+    cache: SlotCache,
+    regions: UInt8[Tensor, "slot"],
+    span: tuple[int, int],
+    depth: int,
+) -> tuple[list[Drafted], Fresh]:
+    """The chains that start at span[0] .. span[1], and depth 1 at all slots that they come to. Waits for nothing."""
+    first, last = span
+    last_fresh = min(last + depth - 1, cache.num_slots - 1)
+    fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth)
+    here = slice(0, last - first + 1)
     drafts = [fresh.drafted.take(here)]
     feedback, own = fresh.output.feedback[here], ()
     for _ in range(2, depth + 1):
-        output = step(drafter, cache, one_hot, drafts[-1].token, feedback, start=first, own=own)
+        output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own)
         drafts.append(Drafted.from_step(drafter, output))
         feedback, own = output.feedback, output.own
-    return record_rounds(
-        drafter,
-        trace,
-        prompt,
-        starts,
-        drafts,
-        fresh,
-        name=name,
-        engine="replay",
-        target_attention=target_attention,
-    )
+    return drafts, fresh
+
+
+def starts_per_block(drafter: Drafter, trace: TargetTrace, depth: int) -> int:
+    """Starts whose distributions, the drafter's of every depth and the target's rows, are held together."""
+    most = MAX_BLOCK_STARTS if trace.token_ids.is_cuda else CPU_BLOCK_STARTS
+    fitting = MAX_BLOCK_ELEMENTS // max(depth * drafter.spec.draft_vocab_size, trace.logits.shape[-1])
+    return max(MIN_BLOCK_STARTS, min(most, fitting))
+
+
+def fetched(measured: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, np.ndarray]]:
+    """The host's copies. On CUDA a block is copied, on a stream of its own, while the next one is computed."""
+    waiting: tuple[dict[str, Tensor], torch.cuda.Event | None] | None = None
+    stream: torch.cuda.Stream | None = None
+
+    def fetch(columns: dict[str, Tensor], is_ready: torch.cuda.Event | None) -> dict[str, np.ndarray]:
+        if is_ready is None:
+            return {name: value.numpy() for name, value in columns.items()}
+        assert stream is not None
+        with torch.cuda.stream(stream):
+            stream.wait_event(is_ready)
+            return {name: value.cpu().numpy() for name, value in columns.items()}
+
+    for columns in measured:
+        is_ready = None
+        if columns["draft_token"].is_cuda:
+            stream = stream or torch.cuda.Stream(columns["draft_token"].device)
+            is_ready = torch.cuda.Event()
+            is_ready.record()
+        if waiting is not None:
+            yield fetch(*waiting)
+        waiting = (columns, is_ready)
+    if waiting is not None:
+        yield fetch(*waiting)

@@ -5,12 +5,12 @@ Shared by replay and live, which differ only in where the chains start. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from probes.attention.masses import recent_masses
@@ -19,11 +19,19 @@ from probes.chain import SlotCache, StepOutput, concat_aux, step
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
 from probes.record import NUM_CANDIDATES, REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.target import TIE_LOGIT_GAP, TargetTrace
 from probes.target_attention import TargetMasses, compared_masses, jensen_shannon
+from probes.target_columns import target_columns
+from probes.trace import TIE_LOGIT_GAP, TargetTrace, largest
 
-LABEL_BLOCK_ROUNDS = 256
-"""Rounds whose full-vocabulary target rows are looked at together (bounds memory, changes nothing)."""
+STEP_COLUMNS = (
+    "hidden_in_norm",
+    "hidden_out_norm",
+    "hidden_feedback_norm",
+    "branch_norm_attn",
+    "branch_norm_mlp",
+    "input_share_embed",
+)
+MASS_SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Drafted:
     row: Int[Tensor, "round"]  # of the draft vocabulary
     token: Int[Tensor, "round"]  # target id
     probability: Float[Tensor, "round draft_vocab"]  # softmax of the raw draft logits
+    entropy: Float[Tensor, "round"]  # of `probability`, nats
     logit_gap: Float[Tensor, "round"]  # between the two best
     columns: dict[str, Tensor]  # name -> [round, ...]
 
@@ -40,37 +49,37 @@ class Drafted:
     def from_step(cls, drafter: Drafter, output: StepOutput) -> Drafted:
         logits = output.logits.float()
         probability = logits.softmax(-1)
-        best = logits.topk(min(NUM_CANDIDATES, logits.shape[-1]), dim=-1)
-        row = best.indices[:, 0]
-        columns = {
-            name: getattr(output, name)
-            for name in (
-                "hidden_in_norm",
-                "hidden_out_norm",
-                "hidden_feedback_norm",
-                "branch_norm_attn",
-                "branch_norm_mlp",
-                "input_share_embed",
-            )
-        }
+        best, rows = largest(logits, min(NUM_CANDIDATES, logits.shape[-1]))
+        row = rows[:, 0]
+        columns = {name: getattr(output, name) for name in STEP_COLUMNS}
         columns |= {  # [round, layer, head, ...]
             name: torch.stack([getattr(m, name) for m in output.masses], dim=1)
             for name in ("region", "current", "own", "entropy")
         }
-        columns["draft_top_token"] = drafter.to_target_ids(best.indices)
-        columns["draft_top_prob"] = probability.gather(1, best.indices).half()
-        return cls(row, drafter.to_target_ids(row), probability, best.values[:, 0] - best.values[:, 1], columns)
+        columns["draft_top_token"] = drafter.to_target_ids(rows)
+        columns["draft_top_prob"] = probability.gather(1, rows).half()
+        return cls(
+            row=row,
+            token=drafter.to_target_ids(row),
+            probability=probability,
+            entropy=torch.special.entr(probability).sum(dim=-1),
+            logit_gap=best[:, 0] - best[:, 1],
+            columns=columns,
+        )
 
     def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
         columns = {name: value[rows] for name, value in self.columns.items()}
-        return Drafted(self.row[rows], self.token[rows], self.probability[rows], self.logit_gap[rows], columns)
+        return Drafted(*(getattr(self, name)[rows] for name in _DRAFTED), columns)
 
     @staticmethod
     def concat(parts: Sequence[Drafted]) -> Drafted:
         return Drafted(
-            *(torch.cat([getattr(p, name) for p in parts]) for name in ("row", "token", "probability", "logit_gap")),
+            *(torch.cat([getattr(p, name) for p in parts]) for name in _DRAFTED),
             {name: torch.cat([p.columns[name] for p in parts]) for name in parts[0].columns},
         )
+
+
+_DRAFTED = ("row", "token", "probability", "entropy", "logit_gap")
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def fresh_pass(
     drafter: Drafter,
     trace: TargetTrace,
     cache: SlotCache,
-    one_hot: Float[Tensor, "slot region"],
+    regions: UInt8[Tensor, "slot"],
     *,
     first: int,
     last: int,
@@ -95,7 +104,7 @@ def fresh_pass(
 ) -> Fresh:
     """Depth 1 at the slots first .. last; `cache` holds at least these slots."""
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
-    output = step(drafter, cache, one_hot, trace.token_ids[first + 1 : last + 2], fused, start=first)
+    output = step(drafter, cache, regions, trace.token_ids[first + 1 : last + 2], fused, start=first)
     slots = torch.arange(first, last + 1, device=trace.token_ids.device)
     recent = [
         recent_masses(
@@ -168,45 +177,6 @@ def label(
     )
 
 
-def target_view(
-    drafter: Drafter, trace: TargetTrace, starts: Int[Tensor, "round"], drafts: list[Drafted], labels: Labels
-) -> dict[str, np.ndarray]:
-    """-> the columns of `RoundBatch` that compare with the target's probabilities, by name; NaN / -1 unlabelled.
-
-    p: after temperature when T > 0, else softmax of the raw logits; q is 0 outside the draft vocabulary.
-    """
-    shape, device = labels.has_label.shape, starts.device
-    num_candidates = min(NUM_CANDIDATES, trace.logits.shape[-1])
-    probability = torch.full(shape, torch.nan, device=device)
-    overlap = torch.full(shape, torch.nan, device=device)
-    rank = torch.full(shape, -1, dtype=torch.int32, device=device)
-    top_token = torch.full((*shape, num_candidates), -1, dtype=torch.int32, device=device)
-    top_prob = torch.full((*shape, num_candidates), torch.nan, device=device)
-    ids = drafter.target_ids()
-    labelled = labels.has_label.T.nonzero()[:, 1].split(labels.has_label.sum(dim=0).tolist())  # rounds, by depth
-    for k, (drafted, rows) in enumerate(zip(drafts, labelled, strict=True)):
-        for block in rows.split(LABEL_BLOCK_ROUNDS):
-            logits = trace.logits[starts[block] + k + 1 - (trace.num_prompt_tokens - 1)].float()
-            if trace.temperature > 0:
-                logits = logits / trace.temperature
-            of_draft = logits.gather(1, drafted.token[block, None])
-            lse = logits.logsumexp(dim=-1, keepdim=True)
-            probability[block, k] = (of_draft - lse).exp()[:, 0]
-            rank[block, k] = (logits > of_draft).sum(dim=-1, dtype=torch.int32)
-            p = (logits[:, ids] - lse).exp()
-            overlap[block, k] = torch.minimum(p, drafted.probability[block]).sum(dim=-1)
-            best = logits.topk(num_candidates, dim=-1)
-            top_token[block, k] = best.indices.int()
-            top_prob[block, k] = (best.values - lse).exp().half().float()
-    return {
-        "target_prob_of_draft": probability.cpu().numpy(),
-        "target_rank_of_draft": rank.cpu().numpy(),
-        "overlap": overlap.cpu().numpy(),
-        "target_top_token": top_token.cpu().numpy(),
-        "target_top_prob": top_prob.cpu().numpy(),
-    }
-
-
 def walk(starts: np.ndarray, accepted_drafts: np.ndarray, num_tokens: int) -> tuple[np.ndarray, int]:
     """The rounds an engine would make, t -> t + accepted + 1 until t >= L-2 -> (on_walk [round], trimmed tokens).
 
@@ -221,38 +191,23 @@ def walk(starts: np.ndarray, accepted_drafts: np.ndarray, num_tokens: int) -> tu
     return on_walk, t - (num_tokens - 2)
 
 
-def record_rounds(
+def measure_rounds(
     drafter: Drafter,
     trace: TargetTrace,
-    prompt: PromptRecord,
     starts: Int[Tensor, "round"],
+    span: tuple[int, int],
     drafts: list[Drafted],
     fresh: Fresh,
     *,
-    name: str,
-    engine: str,
     target_attention: TargetMasses | None = None,
-    draft_us: np.ndarray | None = None,
-    verify_us: np.ndarray | None = None,
-) -> RoundBatch:
-    """All columns of these rounds. Raises SelfCheckError when masses do not sum to 1."""
-    depth, num_rounds = len(drafts), len(starts)
-    labels = label(drafter, trace, starts, torch.stack([d.token for d in drafts], dim=1))
-    accepted_drafts = labels.accepted.sum(dim=1).cpu().numpy().astype(np.int32)
-    start_list = starts.cpu().numpy().astype(np.int32)
-    num_text_tokens = trace.num_prompt_tokens + trace.num_response_tokens
-    if engine == "live":
-        on_walk = np.ones(num_rounds, bool)
-        trimmed: int | None = len(trace.token_ids) - num_text_tokens
-        has_all_labels = np.ones(num_rounds, bool)
-    elif trace.is_forced:
-        on_walk, trimmed = np.zeros(num_rounds, bool), None
-        has_all_labels = labels.has_all_labels.cpu().numpy()
-    else:
-        on_walk, trimmed = walk(start_list, accepted_drafts, num_text_tokens)
-        if num_rounds and start_list[0] > trace.num_prompt_tokens - 1:
-            trimmed = None  # a walk over the last tokens alone does not make the whole response
-        has_all_labels = labels.has_all_labels.cpu().numpy()
+) -> dict[str, Tensor]:
+    """The rounds' columns, each [round, ...], by `RoundBatch`'s names (`mass/REGION`, and `is_tie` [round, depth]).
+
+    `span`: the first and the last start, known to the host. Nothing here waits for the device.
+    """
+    depth = len(drafts)
+    token = torch.stack([d.token for d in drafts], dim=1)
+    labels = label(drafter, trace, starts, token)
 
     def over_depth(name: str) -> Tensor:
         return torch.stack([d.columns[name] for d in drafts], dim=1)
@@ -260,14 +215,6 @@ def record_rounds(
     region, own, current = over_depth("region"), over_depth("own"), over_depth("current")
     mass = {"own": own, "current": current, "learned_sink": torch.zeros_like(own)}
     mass |= {region_name: region[..., i] for i, region_name in enumerate(SLOT_REGIONS)}
-    total = sum(mass.values())
-    if num_rounds and not bool(((total - 1).abs() < 1e-3).all()):
-        raise SelfCheckError(
-            f"attention masses sum to {float(total.min()):.5f} .. {float(total.max()):.5f} instead of 1",
-            code="masses_do_not_sum_to_one",
-            where=f"drafter {name}, prompt {prompt.prompt_id}",
-            remedy="this is a defect of the attention kernel or of driftscope: please report it with this checkpoint",
-        )
     # the true-feature query at slot t+k-1; beyond the text there is none
     slot = starts[:, None] + torch.arange(depth, device=starts.device) - fresh.first
     has_fresh = slot < len(fresh.drafted.row)
@@ -283,17 +230,81 @@ def record_rounds(
     next_position = starts[:, None] + torch.arange(2, depth + 2, device=starts.device)
     has_next = next_position < len(trace.token_ids)
     text_token = trace.token_ids[next_position.clamp_max(len(trace.token_ids) - 1)]
-    fresh_right = torch.where(has_fresh & has_next, (fresh_token == text_token).long(), -1)
-
     shares = drafter.shares(
-        torch.stack([concat_aux(drafter, trace.aux, t, t + 1)[0] for t in start_list.tolist()])
-        if num_rounds
-        else concat_aux(drafter, trace.aux, 0, 0)
+        torch.cat([trace.aux[i][starts].to(drafter.norm.weight.dtype) for i in drafter.spec.aux_layer_ids], dim=-1)
     )
-    draft_prob = torch.stack([d.probability.gather(1, d.row[:, None])[:, 0] for d in drafts], dim=1)
-    entropy = torch.stack([torch.special.entr(d.probability).sum(dim=-1) for d in drafts], dim=1)
-    was_reached = labels.reason != RejectionReason.not_reached
-    is_tie = torch.stack([d.logit_gap for d in drafts], dim=1) < TIE_LOGIT_GAP
+    gap = torch.stack([d.logit_gap for d in drafts], dim=1)
+    columns = {
+        "accepted_drafts": labels.accepted.sum(dim=1, dtype=torch.int32),
+        "has_all_labels": labels.has_all_labels,
+        "is_tie": (gap < TIE_LOGIT_GAP) & (labels.reason != RejectionReason.not_reached),
+        "fusion_share": shares.share,
+        "fusion_share_bias": shares.share_bias,
+        "fusion_energy": shares.energy,
+        "aux_norm": shares.aux_norm,
+        "draft_token": token.int(),
+        "draft_prob": torch.stack([d.probability.gather(1, d.row[:, None])[:, 0] for d in drafts], dim=1),
+        "draft_entropy": torch.stack([d.entropy for d in drafts], dim=1),
+        "target_token": labels.expected.int(),
+        **target_columns(drafter, trace, starts, span, drafts, labels.has_label),
+        "accepted": torch.where(labels.has_label, labels.accepted.to(torch.int8), -1),
+        "rejection_reason": labels.reason.to(torch.uint8),
+        "fresh_token": fresh_token.int(),
+        "fresh_right": torch.where(has_fresh & has_next, (fresh_token == text_token).to(torch.int8), -1),
+        "target_divergence": None
+        if target_attention is None
+        else target_divergence(drafter, trace, starts, labels, region, own + current, target_attention),
+        "recent_mass": recent,
+        "own_excess": own - recent,
+        "sink_deficit": fresh_sink - region[..., 0],
+        "attention_entropy": over_depth("entropy"),
+        "draft_top_token": over_depth("draft_top_token").int(),
+        "draft_top_prob": over_depth("draft_top_prob").float(),
+        **{name: over_depth(name) for name in STEP_COLUMNS},
+        **{f"mass/{name}": mass[name] for name in REGIONS},
+    }
+    return {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in columns.items()
+        if value is not None
+    }
+
+
+def record_rounds(
+    columns: Mapping[str, np.ndarray],
+    starts: np.ndarray,
+    trace: TargetTrace,
+    prompt: PromptRecord,
+    *,
+    name: str,
+    engine: str,
+    draft_us: np.ndarray | None = None,
+    verify_us: np.ndarray | None = None,
+) -> RoundBatch:
+    """The record of `measure_rounds`' columns, all of a prompt. Raises SelfCheckError when masses do not sum to 1."""
+    columns = dict(columns)
+    num_rounds, depth = columns["draft_token"].shape
+    accepted_drafts = columns.pop("accepted_drafts")
+    has_all_labels = columns.pop("has_all_labels")
+    num_text_tokens = trace.num_prompt_tokens + trace.num_response_tokens
+    if engine == "live":
+        on_walk, has_all_labels = np.ones(num_rounds, bool), np.ones(num_rounds, bool)
+        trimmed: int | None = len(trace.token_ids) - num_text_tokens
+    elif trace.is_forced:
+        on_walk, trimmed = np.zeros(num_rounds, bool), None
+    else:
+        on_walk, trimmed = walk(starts, accepted_drafts, num_text_tokens)
+        if num_rounds and starts[0] > trace.num_prompt_tokens - 1:
+            trimmed = None  # a walk over the last tokens alone does not make the whole response
+    mass = {region: columns.pop(f"mass/{region}") for region in REGIONS}
+    total = np.sum(list(mass.values()), axis=0)
+    if num_rounds and not (np.abs(total - 1) < MASS_SUM_TOLERANCE).all():
+        raise SelfCheckError(
+            f"attention masses sum to {total.min():.5f} .. {total.max():.5f} instead of 1",
+            code="masses_do_not_sum_to_one",
+            where=f"drafter {name}, prompt {prompt.prompt_id}",
+            remedy="this is a defect of the attention kernel or of driftscope: please report it with this checkpoint",
+        )
     return RoundBatch(
         drafter=name,
         prompt_id=prompt.prompt_id,
@@ -303,43 +314,16 @@ def record_rounds(
         engine=engine,
         depth=depth,
         num_trimmed_tokens=trimmed,
-        num_ties=int((is_tie & was_reached).sum()) + trace.num_ties,
-        start=start_list,
+        num_ties=int(columns.pop("is_tie").sum()) + trace.num_ties,
+        start=starts.astype(np.int32),
         num_drafts=np.full(num_rounds, depth, np.int32),
         accepted_drafts=accepted_drafts,
         on_walk=on_walk,
         has_all_labels=has_all_labels,
         draft_us=draft_us,
         verify_us=verify_us,
-        fusion_share=_float(shares.share),
-        fusion_share_bias=_float(shares.share_bias),
-        fusion_energy=_float(shares.energy),
-        aux_norm=_float(shares.aux_norm),
-        draft_token=torch.stack([d.token for d in drafts], dim=1).cpu().numpy().astype(np.int32),
-        draft_prob=_float(draft_prob),
-        draft_entropy=_float(entropy),
-        target_token=labels.expected.cpu().numpy().astype(np.int32),
-        **target_view(drafter, trace, starts, drafts, labels),
-        draft_top_token=over_depth("draft_top_token").cpu().numpy().astype(np.int32),
-        draft_top_prob=_float(over_depth("draft_top_prob")),
-        accepted=torch.where(labels.has_label, labels.accepted.long(), -1).cpu().numpy().astype(np.int8),
-        rejection_reason=labels.reason.cpu().numpy().astype(np.uint8),
-        fresh_token=fresh_token.cpu().numpy().astype(np.int32),
-        fresh_right=fresh_right.cpu().numpy().astype(np.int8),
-        hidden_feedback_norm=_float(over_depth("hidden_feedback_norm")),
-        input_share_embed=_float(over_depth("input_share_embed")),
-        hidden_in_norm=_float(over_depth("hidden_in_norm")),
-        hidden_out_norm=_float(over_depth("hidden_out_norm")),
-        branch_norm_attn=_float(over_depth("branch_norm_attn")),
-        branch_norm_mlp=_float(over_depth("branch_norm_mlp")),
-        target_divergence=None
-        if target_attention is None
-        else target_divergence(drafter, trace, starts, labels, region, own + current, target_attention),
-        mass={name: _float(mass[name]) for name in REGIONS},
-        recent_mass=_float(recent),
-        own_excess=_float(own - recent),
-        sink_deficit=_float(fresh_sink - region[..., 0]),
-        attention_entropy=_float(over_depth("entropy")),
+        mass=mass,
+        **columns,
     )
 
 
@@ -351,7 +335,7 @@ def target_divergence(
     region: Float[Tensor, "round depth layer head region"],
     own_and_current: Float[Tensor, "round depth layer head"],
     target: TargetMasses,
-) -> np.ndarray:
+) -> Tensor:
     """[round, depth, aux + 1] bits, see `RoundBatch.target_divergence`; the drafter's layers and heads are averaged."""
     ours = compared_masses(region.mean(dim=(2, 3)), own_and_current.mean(dim=(2, 3)))
     depth = region.shape[1]
@@ -363,8 +347,4 @@ def target_divergence(
         else:
             divergence = jensen_shannon(ours, theirs[index.clamp_max(len(theirs) - 1)])
             columns.append(torch.where(labels.follows_text, divergence, torch.nan))
-    return torch.stack(columns, dim=-1).cpu().numpy()
-
-
-def _float(value: Tensor | None) -> np.ndarray | None:
-    return None if value is None else value.float().cpu().numpy()
+    return torch.stack(columns, dim=-1)

@@ -160,11 +160,11 @@ def recent_masses(
 
     The counterpart of `own` at depth k: the same slots, true features. `lse` is that query's own. Slots before 0 count 0.
     """
-    q, k = q.float(), k.float()
+    q = q.float()
     repeats = q.shape[1] // k.shape[1]
     back = torch.arange(depth - 1, device=slots.device)
     where = slots[:, None] - back  # [query, depth-1]: s, s-1, ...
-    keys = k[where.clamp_min(0)].repeat_interleave(repeats, dim=2)  # [query, depth-1, head, head_dim]
+    keys = k[where.clamp_min(0)].float().repeat_interleave(repeats, dim=2)  # [query, depth-1, head, head_dim]
     probability = (torch.einsum("qhd,qbhd->qbh", q, keys) * scale - lse[:, None, :].float()).exp()
     is_seen = where >= 0 if window is None else (where >= 0) & (back < window)
     probability = torch.where(is_seen[..., None], probability, 0.0)

@@ -1,0 +1,85 @@
+"""What the target's distribution says of each draft: probability, rank, overlap, candidates. Nothing waits for the device.
+
+The target's row at position t+k serves every chain that has a depth there, so each row is made and read once for a block
+of starts. Knows nothing of acceptance: which drafts have a label is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from probes.drafter.model import Drafter
+from probes.record import NUM_CANDIDATES
+from probes.trace import BLOCK_ELEMENTS, TargetTrace, largest
+
+if TYPE_CHECKING:
+    from probes.rounds import Drafted
+
+
+def target_columns(
+    drafter: Drafter,
+    trace: TargetTrace,
+    starts: Int[Tensor, "round"],
+    span: tuple[int, int],
+    drafts: list[Drafted],
+    has_label: Bool[Tensor, "round depth"],
+) -> dict[str, Tensor]:
+    """-> `RoundBatch` columns by name; NaN / -1 where there is no label. `span`: first and last of the ascending starts.
+
+    p: after temperature when T > 0, else softmax of the raw logits; q is 0 outside the draft vocabulary.
+    """
+    num_rounds, depth = has_label.shape
+    first, last = span
+    device, num_ids = starts.device, trace.logits.shape[-1]
+    num_rows = last - first + depth  # positions first+1 .. last+K
+    offset = first + 1 - (trace.num_prompt_tokens - 1)
+    row = starts[:, None] - first + torch.arange(depth, device=device)  # [round, depth]
+    depths = torch.arange(depth, device=device).expand_as(row)
+    token_at = torch.zeros(num_rows, depth, dtype=torch.int64, device=device)
+    token_at[row, depths] = torch.stack([d.token for d in drafts], dim=1)
+
+    num_candidates = min(NUM_CANDIDATES, num_ids)
+    ids = drafter.target_ids()
+    log_p = torch.zeros(num_rows, depth, device=device)
+    rank = torch.zeros(num_rows, depth, dtype=torch.int32, device=device)
+    top_token = torch.zeros(num_rows, num_candidates, dtype=torch.int32, device=device)
+    top_log_p = torch.zeros(num_rows, num_candidates, device=device)
+    p = torch.zeros(num_rows, len(ids), device=device)
+    block = max(1, BLOCK_ELEMENTS // num_ids)
+    for begin in range(0, min(num_rows, len(trace.logits) - offset), block):
+        raw = trace.logits[offset + begin : offset + min(begin + block, num_rows)]
+        at = slice(begin, begin + len(raw))
+        logits = raw.float()
+        if trace.temperature > 0:
+            logits = logits / trace.temperature
+        lse = logits.logsumexp(dim=-1, keepdim=True)
+        of_draft = logits.gather(1, token_at[at])
+        log_p[at] = of_draft - lse
+        rank[at] = num_above(logits, of_draft)
+        best, top_token[at] = largest(logits, num_candidates)
+        top_log_p[at] = best - lse
+        torch.exp(logits[:, ids] - lse, out=p[at])
+
+    is_dense = last - first + 1 == num_rounds
+
+    def overlap(k: int) -> Tensor:
+        here = p[k : k + num_rounds] if is_dense else p[row[:, k]]
+        return torch.minimum(here, drafts[k].probability).sum(dim=-1)
+
+    return {
+        "target_prob_of_draft": torch.where(has_label, log_p[row, depths].exp(), torch.nan),
+        "target_rank_of_draft": torch.where(has_label, rank[row, depths], -1),
+        "overlap": torch.where(has_label, torch.stack([overlap(k) for k in range(depth)], dim=1), torch.nan),
+        "target_top_token": torch.where(has_label[..., None], top_token[row], -1),
+        "target_top_prob": torch.where(has_label[..., None], top_log_p[row].exp().half().float(), torch.nan),
+    }
+
+
+def num_above(logits: Float[Tensor, "row vocab"], threshold: Float[Tensor, "row depth"]) -> Int[Tensor, "row depth"]:
+    """How many logits of the row are above each threshold."""
+    counts = [(logits > threshold[:, k : k + 1]).sum(dim=-1, dtype=torch.int32) for k in range(threshold.shape[1])]
+    return torch.stack(counts, dim=1)
