@@ -11,7 +11,6 @@ from driftscope_app.scope import Condition, Scope, SelectedRun, folder_label
 from driftscope_app.text import plain
 
 from driftscope.compare.pairing import Prompts
-from driftscope.compare.pairing import Prompts
 from driftscope.figures import Point, condition_dots
 
 REFERENCE_SYSTEM_PROMPT = "default"

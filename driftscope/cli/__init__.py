@@ -18,7 +18,6 @@ from driftscope.cli.advise import advise
 from driftscope.cli.app import app as app_command
 from driftscope.cli.check import check
 from driftscope.cli.compare import compare
-from driftscope.cli.compare import compare
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
 from driftscope.cli.demo import demo
 from driftscope.cli.diagnose import diagnose

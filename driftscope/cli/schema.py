@@ -18,7 +18,6 @@ OUTPUTS = {
     "probe": "driftscope.cli.measuring:MeasureOutput",
     "show": "driftscope.summary:Summary",
     "compare": "driftscope.compare:Comparison",
-    "compare": "driftscope.compare:Comparison",
     "diagnose": "driftscope.diagnosis.models:Diagnosis",
     "advise": "driftscope.advise:Advice",
     "report": "driftscope.cli.report:ReportOutput",
