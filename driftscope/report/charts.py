@@ -29,7 +29,7 @@ from driftscope.figures import (
 )
 from driftscope.report.contents import Condition, Contents
 from driftscope.report.heads import head_means
-from driftscope.report.pairs import Comparison
+from driftscope.report.pairs import SeriesComparison
 from driftscope.stats.intervals import ratio_intervals
 
 HEAD_MAPS = ("own_excess", "sink_deficit")
@@ -87,27 +87,29 @@ def tokens_charts(contents: Contents) -> list[Chart]:
     return charts
 
 
-def difference_charts(contents: Contents, comparison: Comparison) -> list[Chart]:
+def difference_charts(contents: Contents, comparison: SeriesComparison) -> list[Chart]:
     """One map for each series that is compared with the baseline."""
-    estimates = [p.difference.estimate for p in comparison.pairs]
-    largest = max((abs(value) for value in estimates if value is not None), default=0.0)
+    values = [p.difference.difference for p in comparison.pairs]
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
     charts = []
-    for series in contents.series[1:]:
+    for series in contents.series:
         pairs = {id(p.condition): p for p in comparison.of_series(series)}
         ordered = [c for c in _grid(contents.conditions, series) if id(c) in pairs]
-        if ordered:
-            figure = difference_map(
-                series,
-                [_cell(c, pairs[id(c)].estimate) for c in ordered],
-                column_title="context tokens",
-                largest=largest,
-                what=f"the difference in tokens per round ({contents.basis}) to {comparison.baseline}",
-            )
-            caption = (
-                "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Intervals are each "
-                "cell's own, not corrected for the number of cells."
-            )
-            charts.append(Chart(heading=f"{series} against {comparison.baseline}", figure=figure, caption=caption))
+        if not ordered:
+            continue
+        against = " and ".join(dict.fromkeys(p.baseline.series for p in pairs.values()))
+        figure = difference_map(
+            series,
+            [_cell(c, pairs[id(c)].estimate) for c in ordered],
+            column_title="context tokens",
+            largest=largest,
+            what=f"the difference in tokens per round ({contents.basis}) to {against}",
+        )
+        caption = (
+            "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Intervals are each "
+            "cell's own, not corrected for the number of cells."
+        )
+        charts.append(Chart(heading=f"{series} against {against}", figure=figure, caption=caption))
     return charts
 
 

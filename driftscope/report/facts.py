@@ -122,7 +122,7 @@ def run_table(run: ReportRun) -> Table:
         "target folder": target.path,
         "engine": info.engine,
         "K": str(info.depth),
-        "temperature": f"{info.temperature:g}",
+        "temperature": "" if info.temperature is None else f"{info.temperature:g}",
         "acceptance rule": info.acceptance_rule,
         "sink slots": str(info.sink_slots),
         "keeps text": "yes" if info.has_text else "no",
