@@ -8,6 +8,7 @@ import streamlit as st
 
 from driftscope.diagnosis.models import ConditionDiagnosis, Verdict, VerdictId
 from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
+from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS
 from driftscope_app import address, aggregates, chart, interventions
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
@@ -144,9 +145,20 @@ def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
         for gain in d.interventions
         if gain.kind != "path"
     ]
-    if points:
-        st.markdown("**What one change gains**")
-        chart.show(condition_dots(points, x_title="gain (dense tokens per round)"), "gains")
+    if not points:
+        return
+    st.markdown("**What one change gains**")
+    chart.show(condition_dots(points, x_title="gain (dense tokens per round)", is_signed=True), "gains")
+    counted = [
+        f"{scope.series(c)}: {gain.id} ({gain.gain:+.2f})"
+        for c, d in shown
+        for gain in d.interventions
+        if gain.is_counted
+    ]
+    st.caption(
+        f"Gains that count: {plain(', '.join(counted)) or 'none'}. One counts when it is a repair, at least "
+        f"{COUNTED_MIN_GAIN_TOKENS:g}, and its interval lies above 0 after correction for how many were tried."
+    )
 
 
 def _closed(condition: Condition, diagnosis: ConditionDiagnosis, scope: Scope) -> Losses:

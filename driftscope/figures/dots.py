@@ -10,14 +10,15 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
-from driftscope.figures.style import series_style
+from driftscope.figures.style import COLORS, series_style
 from driftscope.figures.tidy import Point
 
 ROW_HEIGHT = 26
 
 
-def condition_dots(points: Sequence[Point], *, x_title: str) -> go.Figure:
-    """Conditions in rows (first on top), one dot for each series, the bar is the 95 % interval."""
+def condition_dots(points: Sequence[Point], *, x_title: str, is_signed: bool = False) -> go.Figure:
+    """Conditions in rows (first on top), one dot for each series, the bar is the 95 % interval. `is_signed`: of
+    differences, with a line at 0."""
     conditions = list(dict.fromkeys(point.condition for point in points))
     labels = list(dict.fromkeys(point.label for point in points))
     figure = bare_figure(height=ROW_HEIGHT * len(conditions) + 90)
@@ -51,8 +52,8 @@ def condition_dots(points: Sequence[Point], *, x_title: str) -> go.Figure:
                 },
                 customdata=[[p.key, p.estimate.value, p.estimate.low, p.estimate.high] for p in own],
                 hovertext=[
-                    f"<b>{escape(label)}</b><br>{escape(p.condition)}<br>{number(p.estimate.value)} "
-                    f"{interval(p.estimate)}<br>{evidence(p.estimate)}"
+                    f"<b>{escape(label)}</b><br>{escape(p.condition)}<br>{number(p.estimate.value, is_signed=is_signed)} "
+                    f"{interval(p.estimate, is_signed=is_signed)}<br>{evidence(p.estimate)}"
                     for p in own
                 ],
                 hoverinfo="text",
@@ -60,6 +61,8 @@ def condition_dots(points: Sequence[Point], *, x_title: str) -> go.Figure:
         )
     figure.update_layout(showlegend=True, legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
     figure.update_xaxes(title={"text": x_title, "standoff": 6}, zeroline=False, fixedrange=True)
+    if is_signed:
+        figure.add_vline(x=0, line={"color": COLORS[-1], "width": 1.5, "dash": "dash"}, layer="below")
     figure.update_yaxes(
         tickvals=list(range(len(conditions))),
         ticktext=[escape(c) for c in conditions],
@@ -69,7 +72,7 @@ def condition_dots(points: Sequence[Point], *, x_title: str) -> go.Figure:
         automargin=True,
         fixedrange=True,
     )
-    numbers = "; ".join(f"{p.condition}, {p.label}: {spoken(p.estimate)}" for p in points)
+    numbers = "; ".join(f"{p.condition}, {p.label}: {spoken(p.estimate, is_signed=is_signed)}" for p in points)
     return set_alt_text(figure, f"Dot chart of {x_title} by condition. {numbers}.")
 
 

@@ -126,5 +126,7 @@ def test_gains_are_drawn_once_they_are_there(open_app: OpenApp, planned: Path) -
     [alt] = [alt for alt in charts(after) if "gain" in alt]
     assert "norm_output" in alt
     gain = (20 + 14 + 9 + 6) / 29 - sum((15 + 8 + 4) / 29 + (2 - n % 2) / 29 for n in range(5)) / 5
-    assert f"{gain:.3f}" in alt
+    assert f"norm_output (wiring), eagle3: +{gain:.3f}" in alt
+    assert len(charts(after)[alt]["layout"]["shapes"]) == 1  # the line at 0
+    assert f"Gains that count: eagle3: norm_output ({gain:+.2f}), eagle3.1: norm_output ({gain:+.2f})." in said(after)
     assert not [b for b in after.button if b.label == "Run the interventions"]
