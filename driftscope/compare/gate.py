@@ -22,7 +22,7 @@ FailOn = Literal["interval", "point"]
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _EXPRESSION = re.compile(
     r"\s*(?P<metric>[^\s<>=!]+)\s*(?P<operator><=|>=|<|>)\s*"
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(?:\s+(?P<unit>absolute|relative))?\s*"
+    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?)(?:\s+(?P<unit>absolute|relative))?\s*"
 )
 EXAMPLES = '"tokens_per_round < -0.1" or "tokens_per_round < -0.05 relative"'
 
