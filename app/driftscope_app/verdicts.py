@@ -148,7 +148,7 @@ def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
     if not points:
         return
     st.markdown("**What one change gains**")
-    chart.show(condition_dots(points, x_title="gain (dense tokens per round)", is_signed=True), "gains")
+    chart.show(condition_dots(points, x_title="gain in tokens per round", is_signed=True), "gains")
     counted = [
         f"{scope.series(c)}: {gain.id} ({gain.gain:+.2f})"
         for c, d in shown
@@ -156,8 +156,8 @@ def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
         if gain.is_counted
     ]
     st.caption(
-        f"Gains that count: {plain(', '.join(counted)) or 'none'}. One counts when it is a repair, at least "
-        f"{COUNTED_MIN_GAIN_TOKENS:g}, and its interval lies above 0 after correction for how many were tried."
+        f"Over the dense rounds. Gains that count: {plain(', '.join(counted)) or 'none'}. One counts when it is a repair, "
+        f"at least {COUNTED_MIN_GAIN_TOKENS:g}, and its interval lies above 0 after correction for how many were tried."
     )
 
 

@@ -45,6 +45,9 @@ def test_compare_pin_click_read(visit: Visitor) -> None:
     expect(page.get_by_role("heading", name=re.compile(r"^Round 3 of"))).to_be_visible()
     visit.settle()
     assert query(visit)["round"] == ["3"]
+    candidates = page.get_by_role("table").filter(has_text="drafter")
+    expect(candidates.get_by_role("row")).to_have_count(8)  # the head and seven depths
+    expect(candidates.get_by_role("row").nth(1)).to_contain_text("●")
     visit.screenshot("journey_round")
 
     # the keyboard does the same
@@ -104,6 +107,22 @@ def test_a_probe_with_a_typed_system_prompt_appears_beside_the_others(visit: Vis
     assert query(visit)["run"] == ["demo", "rhyme"]
     expect(page.get_by_role("heading", name="eagle3.1 · rhyme")).to_be_visible()
     visit.screenshot("journey_beside")
+    visit.check()
+
+
+def test_interventions_are_started_from_overview_and_cancelled(visit: Visitor) -> None:
+    page = visit.page
+    visit.open()
+    page.get_by_role("button", name="Run the interventions").click()
+    process = page.locator(".st-key-process_demo-interventions")
+    expect(process).to_contain_text("running")
+    page.reload()
+    expect(process).to_contain_text("running")
+    process.get_by_role("button", name="Cancel").click()
+    expect(process).to_contain_text("cancelled", timeout=120 * SECONDS)
+    expect(page.get_by_role("button", name="Run the interventions")).to_be_visible()
+    process.get_by_role("button", name="Dismiss").click()
+    expect(process).to_be_hidden()
     visit.check()
 
 
