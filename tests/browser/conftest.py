@@ -158,19 +158,24 @@ class Visitor:
 
     def violations(self) -> list[dict[str, Any]]:
         """What axe-core calls serious or critical."""
-        assert AXE.is_file(), "axe-core is missing: make test-browser installs it"
-        self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        result = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        return [
-            {"id": v["id"], "help": v["help"], "nodes": [n["html"][:300] for n in v["nodes"][:4]]}
-            for v in result["violations"]
-            if v["impact"] in ("serious", "critical")
-        ]
+        return violations(self.page)
 
     def check(self) -> None:
         """Nothing went wrong, nothing was asked of another machine."""
         assert self.errors == []
         assert self.foreign == []
+
+
+def violations(page: Page) -> list[dict[str, Any]]:
+    """What axe-core calls serious or critical on the page as it stands."""
+    assert AXE.is_file(), "axe-core is missing: make test-browser installs it"
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        {"id": v["id"], "help": v["help"], "nodes": [n["html"][:300] for n in v["nodes"][:4]]}
+        for v in result["violations"]
+        if v["impact"] in ("serious", "critical")
+    ]
 
 
 def describe(violations: list[dict[str, Any]]) -> str:
