@@ -21,7 +21,8 @@ from probes.errors import SelfCheckError
 from probes.record import NUM_CANDIDATES, REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target_attention import TargetMasses, compared_masses, jensen_shannon
 from probes.target_columns import target_columns
-from probes.trace import TIE_LOGIT_GAP, TargetTrace, largest
+from probes.trace import TIE_LOGIT_GAP, TargetTrace
+from probes.vocab_rows import row_statistics
 
 STEP_COLUMNS = (
     "hidden_in_norm",
@@ -40,30 +41,31 @@ class Drafted:
 
     row: Int[Tensor, "round"]  # of the draft vocabulary
     token: Int[Tensor, "round"]  # target id
-    probability: Float[Tensor, "round draft_vocab"]  # softmax of the raw draft logits
-    entropy: Float[Tensor, "round"]  # of `probability`, nats
+    logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them
+    lse: Float[Tensor, "round"]  # of the logits, float32
     logit_gap: Float[Tensor, "round"]  # between the two best
     columns: dict[str, Tensor]  # name -> [round, ...]
 
     @classmethod
     def from_step(cls, drafter: Drafter, output: StepOutput) -> Drafted:
-        logits = output.logits.float()
-        probability = logits.softmax(-1)
-        best, rows = largest(logits, min(NUM_CANDIDATES, logits.shape[-1]))
-        row = rows[:, 0]
+        found = row_statistics(output.logits, NUM_CANDIDATES)
+        row = found.top_id[:, 0]
+        probability = (found.top - found.lse[:, None]).exp()
         columns = {name: getattr(output, name) for name in STEP_COLUMNS}
         columns |= {  # [round, layer, head, ...]
             name: torch.stack([getattr(m, name) for m in output.masses], dim=1)
             for name in ("region", "current", "own", "entropy")
         }
-        columns["draft_top_token"] = drafter.to_target_ids(rows)
-        columns["draft_top_prob"] = probability.gather(1, rows).half()
+        columns["draft_top_token"] = drafter.to_target_ids(found.top_id)
+        columns["draft_top_prob"] = probability.half()
+        columns["draft_prob"] = probability[:, 0]
+        columns["draft_entropy"] = found.entropy
         return cls(
             row=row,
             token=drafter.to_target_ids(row),
-            probability=probability,
-            entropy=torch.special.entr(probability).sum(dim=-1),
-            logit_gap=best[:, 0] - best[:, 1],
+            logits=output.logits,
+            lse=found.lse,
+            logit_gap=found.top[:, 0] - found.top[:, 1],
             columns=columns,
         )
 
@@ -79,7 +81,7 @@ class Drafted:
         )
 
 
-_DRAFTED = ("row", "token", "probability", "entropy", "logit_gap")
+_DRAFTED = ("row", "token", "logits", "lse", "logit_gap")
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,8 @@ def measure_rounds(
         "fusion_energy": shares.energy,
         "aux_norm": shares.aux_norm,
         "draft_token": token.int(),
-        "draft_prob": torch.stack([d.probability.gather(1, d.row[:, None])[:, 0] for d in drafts], dim=1),
-        "draft_entropy": torch.stack([d.entropy for d in drafts], dim=1),
+        "draft_prob": over_depth("draft_prob"),
+        "draft_entropy": over_depth("draft_entropy"),
         "target_token": labels.expected.int(),
         **target_columns(drafter, trace, starts, span, drafts, labels.has_label),
         "accepted": torch.where(labels.has_label, labels.accepted.to(torch.int8), -1),

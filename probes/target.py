@@ -74,7 +74,7 @@ class Target:
         self.max_padded_tokens = max_padded_tokens(model)
         # the cache's argument is called `cache` from transformers 5.2x on and `past_key_values` before
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
-        self._cache_argument = "cache" if "cache" in self._arguments else "past_key_values"
+        self.cache_argument = "cache" if "cache" in self._arguments else "past_key_values"
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self.capture(aux_layer_ids)
@@ -192,7 +192,7 @@ class Target:
         options = {"logits_to_keep": last_positions(self.config, token_ids, num_logits), "position_ids": position_ids}
         output = self.model(
             input_ids=token_ids,
-            **{self._cache_argument: cache},
+            **{self.cache_argument: cache},
             use_cache=True,
             attention_mask=attention_mask,
             **{name: value for name, value in options.items() if name in self._arguments},
@@ -234,7 +234,7 @@ class Target:
             for index in hooked & states.keys():
                 if index not in aux:
                     aux[index] = states[index].new_empty(len(token_ids), states[index].shape[-1])
-                    if prefix is not None:
+                    if prefix is not None and begin:  # prompts may have no token in common
                         aux[index][:begin] = prefix.aux[index]
                 aux[index][at : at + len(ids)] = states[index][0]
             after_chunk(at, logits[0], {i: s[0] for i, s in states.items()})

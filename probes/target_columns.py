@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from probes.drafter.model import Drafter
 from probes.record import NUM_CANDIDATES
-from probes.trace import BLOCK_ELEMENTS, TargetTrace, largest
+from probes.trace import BLOCK_ELEMENTS, TargetTrace
+from probes.vocab_rows import overlap, row_statistics
 
 if TYPE_CHECKING:
     from probes.rounds import Drafted
@@ -50,36 +51,28 @@ def target_columns(
     top_log_p = torch.zeros(num_rows, num_candidates, device=device)
     p = torch.zeros(num_rows, len(ids), device=device)
     block = max(1, BLOCK_ELEMENTS // num_ids)
+    temperature = trace.temperature or 1.0
     for begin in range(0, min(num_rows, len(trace.logits) - offset), block):
-        raw = trace.logits[offset + begin : offset + min(begin + block, num_rows)]
-        at = slice(begin, begin + len(raw))
-        logits = raw.float()
-        if trace.temperature > 0:
-            logits = logits / trace.temperature
-        lse = logits.logsumexp(dim=-1, keepdim=True)
+        logits = trace.logits[offset + begin : offset + min(begin + block, num_rows)]
+        at = slice(begin, begin + len(logits))
         of_draft = logits.gather(1, token_at[at])
-        log_p[at] = of_draft - lse
-        rank[at] = num_above(logits, of_draft)
-        best, top_token[at] = largest(logits, num_candidates)
-        top_log_p[at] = best - lse
-        torch.exp(logits[:, ids] - lse, out=p[at])
+        found = row_statistics(logits, num_candidates, threshold=of_draft, temperature=temperature)
+        log_p[at] = of_draft.float() / temperature - found.lse[:, None]
+        rank[at] = found.num_above
+        top_token[at] = found.top_id
+        top_log_p[at] = found.top - found.lse[:, None]
+        torch.sub(logits[:, ids].float() / temperature, found.lse[:, None], out=p[at]).exp_()
 
     is_dense = last - first + 1 == num_rounds
 
-    def overlap(k: int) -> Tensor:
+    def overlap_at(k: int) -> Tensor:
         here = p[k : k + num_rounds] if is_dense else p[row[:, k]]
-        return torch.minimum(here, drafts[k].probability).sum(dim=-1)
+        return overlap(here, drafts[k].logits, drafts[k].lse)
 
     return {
         "target_prob_of_draft": torch.where(has_label, log_p[row, depths].exp(), torch.nan),
         "target_rank_of_draft": torch.where(has_label, rank[row, depths], -1),
-        "overlap": torch.where(has_label, torch.stack([overlap(k) for k in range(depth)], dim=1), torch.nan),
+        "overlap": torch.where(has_label, torch.stack([overlap_at(k) for k in range(depth)], dim=1), torch.nan),
         "target_top_token": torch.where(has_label[..., None], top_token[row], -1),
         "target_top_prob": torch.where(has_label[..., None], top_log_p[row].exp().half().float(), torch.nan),
     }
-
-
-def num_above(logits: Float[Tensor, "row vocab"], threshold: Float[Tensor, "row depth"]) -> Int[Tensor, "row depth"]:
-    """How many logits of the row are above each threshold."""
-    counts = [(logits > threshold[:, k : k + 1]).sum(dim=-1, dtype=torch.int32) for k in range(threshold.shape[1])]
-    return torch.stack(counts, dim=1)

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.vocab_rows import row_statistics
+
 TIE_LOGIT_GAP = 1e-4
 """Two logits closer than this are a tie: another order of the same sums may pick either token."""
 
@@ -79,35 +81,14 @@ class TargetTrace:
         block = max(1, BLOCK_ELEMENTS // num_ids)
         for begin in range(0, num_rows, block):
             rows = slice(begin, begin + block)
-            logits = self.logits[rows].float()
-            values, ids = largest(logits, 2)
-            choices.best[rows] = ids[:, 0]
-            choices.gap[rows] = values[:, 0] - values[:, 1]
-            choices.text_logprob[rows] = logits.gather(1, text[rows, None])[:, 0] - logits.logsumexp(dim=-1)
+            logits = self.logits[rows]
+            found = row_statistics(logits, 2)
+            choices.best[rows] = found.top_id[:, 0]
+            choices.gap[rows] = found.top[:, 0] - found.top[:, 1]
+            choices.text_logprob[rows] = logits.gather(1, text[rows, None])[:, 0].float() - found.lse
         return choices
 
     @property
     def num_ties(self) -> int:
         """Response positions whose two best logits are closer than TIE_LOGIT_GAP."""
         return int((self.choices.gap < TIE_LOGIT_GAP).sum()) if len(self.logits) else 0
-
-
-GROUP_IDS = 256
-
-
-def largest(logits: Float[Tensor, "row vocab"], count: int) -> tuple[Float[Tensor, "row n"], Int[Tensor, "row n"]]:
-    """The `count` largest logits of each row, largest first, and their ids: `topk`, which is slow on a GPU's wide rows.
-
-    There: the best groups of ids by their maxima hold all of them, so `topk` looks at these groups only.
-    """
-    num_groups = logits.shape[-1] // GROUP_IDS
-    if not logits.is_cuda or num_groups <= 2 * count:
-        best = logits.topk(count, dim=-1)
-        return best.values, best.indices
-    grouped = logits[:, : num_groups * GROUP_IDS].unflatten(-1, (num_groups, GROUP_IDS))
-    group = grouped.amax(dim=-1).topk(count, dim=-1).indices  # [row, count]
-    ids = (group[..., None] * GROUP_IDS + torch.arange(GROUP_IDS, device=logits.device)).flatten(1)
-    rest = torch.arange(num_groups * GROUP_IDS, logits.shape[-1], device=logits.device)
-    ids = torch.cat([ids, rest.expand(len(ids), -1)], dim=1)
-    best = logits.gather(1, ids).topk(count, dim=-1)
-    return best.values, ids.gather(1, best.indices)

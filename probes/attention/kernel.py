@@ -21,13 +21,14 @@ MAX_MASK_ELEMENTS = 1 << 22
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed; found without importing it."""
     return find_spec("triton") is not None
 
 
 def has_kernel(q: Tensor) -> bool:
     """Whether `region_kernel` takes queries like these: a CUDA device with Triton, no float64, heads to 256."""
-    return q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 and _has_triton()
+    return q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 and has_triton()
 
 
 class Band(NamedTuple):

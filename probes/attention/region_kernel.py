@@ -142,21 +142,23 @@ def _tiles(
     return acc, mass, m, l, e, current
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_queries", "band_first", "band_last", "total_queries"])
+@triton.jit(
+    do_not_specialize=["num_slots", "num_queries", "band_first", "band_last", "total_queries", "num_splits", "window"]
+)
 def _attention(
     Q, K, V, REGION, BOUNDS, SINK, TABLE, NUM_SLOTS, QUERY_START,
     OUT, LSE, MASS, ENTROPY,
-    scale_log2, num_slots, num_queries, band_first, band_last, total_queries,
+    scale_log2, num_slots, num_queries, band_first, band_last, total_queries, num_splits, window,
     stride_qq, stride_qh, stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_table, stride_region,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr,
     NUM_BOUNDS: tl.constexpr, NUM_MASSES: tl.constexpr, HAS_CURRENT: tl.constexpr, HAS_SINK: tl.constexpr,
     IS_WIDENED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows x split, kv head, request). PAGE > 0: a paged cache, with the requests' own bands."""
     kv_head, request = tl.program_id(1), tl.program_id(2)
-    block = tl.num_programs(0) // NUM_SPLITS - 1 - tl.program_id(0) // NUM_SPLITS  # the longest rows first
-    split = tl.program_id(0) % NUM_SPLITS
+    block = tl.num_programs(0) // num_splits - 1 - tl.program_id(0) // num_splits  # the longest rows first
+    split = tl.program_id(0) % num_splits
     query_begin = 0
     table_base, bounds_base, region_base = TABLE, BOUNDS, REGION
     if PAGE > 0:
@@ -167,8 +169,8 @@ def _attention(
         table_base += request * stride_table
         bounds_base += request * NUM_BOUNDS
         region_base += request.to(tl.int64) * stride_region
-        if WINDOW > 0:
-            band_first = band_last - WINDOW + 1
+        if HAS_WINDOW:
+            band_first = band_last - window + 1
     if block * BLOCK_M >= num_queries * GROUP:
         return
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -196,12 +198,12 @@ def _attention(
     slot_end = tl.maximum(tl.minimum(num_slots, band_last + query_high + 1), 0)
     tile_low = 0
     full_low = 0
-    if WINDOW > 0:
+    if HAS_WINDOW:
         tile_low = tl.maximum(band_first + query_low, 0) // BLOCK_N
         full_low = (tl.maximum(band_first + query_high, 0) + BLOCK_N - 1) // BLOCK_N
     tile_high = (slot_end + BLOCK_N - 1) // BLOCK_N
     full_high = tl.maximum(tl.minimum(band_last + query_low + 1 - HAS_CURRENT, num_slots), 0) // BLOCK_N
-    share = (tl.maximum(tile_high - tile_low, 0) + NUM_SPLITS - 1) // NUM_SPLITS
+    share = (tl.maximum(tile_high - tile_low, 0) + num_splits - 1) // num_splits
     begin = tile_low + split * share
     end = tl.minimum(begin + share, tile_high)
     full_begin = tl.minimum(tl.maximum(full_low, begin), end)
@@ -211,7 +213,7 @@ def _attention(
     v_base = V + kv_head * stride_vh
     first = band_first + query
     last = band_last + query
-    if WINDOW > 0:
+    if HAS_WINDOW:
         acc, mass, m, l, e, current = _tiles(
             q, acc, mass, m, l, e, current, k_base, v_base, region_base, bounds_base, table_base,
             begin, full_begin, num_slots, first, last, scale_log2, stride_kb, stride_ks, stride_vb, stride_vs,
@@ -246,16 +248,15 @@ def _attention(
         tl.store(ENTROPY + to, log_l - e * inverse * 0.6931471805599453, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge_splits(
-    PART_OUT, PART_LSE, PART_MASS, PART_ENTROPY, OUT, LSE, MASS, ENTROPY, num_rows,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr,
-    NUM_MASSES: tl.constexpr,
+    PART_OUT, PART_LSE, PART_MASS, PART_ENTROPY, OUT, LSE, MASS, ENTROPY, num_rows, num_splits,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, NUM_MASSES: tl.constexpr,
 ):  # fmt: skip
     """One (query, head) a program: its splits weighted by exp(their lse - the whole lse)."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, BLOCK_S)
-    is_split = split < NUM_SPLITS
+    is_split = split < num_splits
     at = split * num_rows.to(tl.int64) + row
     lse = tl.load(PART_LSE + at, mask=is_split, other=float("-inf"))
     highest = tl.max(lse, 0)
@@ -423,14 +424,13 @@ def _launch(
         *(parts if num_masses else (*parts, nothing, nothing)),
         scale * 1.4426950408889634,
         num_slots, num_queries, 0 if band is None else max(band.first, -num_queries), 0 if band is None else band.last,
-        total_queries,
+        total_queries, num_splits, window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if paged is None else paged.block_table.stride(0), 0 if region is None else region.stride(0),
         NUM_HEADS=num_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim),
-        BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, NUM_SPLITS=num_splits,
+        BLOCK_M=blocks.rows, BLOCK_N=blocks.slots,
         PAGE=0 if paged is None else k.shape[1],
-        # a band's window stands in its first slot: one compiled kernel for all of them
-        WINDOW=0 if window is None else (window if band is None else 1),
+        HAS_WINDOW=window is not None,
         NUM_BOUNDS=0 if bounds is None else bounds.shape[1], NUM_MASSES=num_masses, HAS_CURRENT=has_current,
         HAS_SINK=sink is not None, IS_WIDENED=q.device.type == "cpu",
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
@@ -438,8 +438,8 @@ def _launch(
     if num_splits > 1:
         nothings = () if num_masses else (nothing, nothing)
         _merge_splits[total_queries * num_heads,](
-            *parts, *nothings, *out, *nothings, total_queries * num_heads,
-            HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim), NUM_SPLITS=num_splits,
+            *parts, *nothings, *out, *nothings, total_queries * num_heads, num_splits,
+            HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim),
             BLOCK_S=triton.next_power_of_2(num_splits), NUM_MASSES=num_masses, num_warps=4,
         )  # fmt: skip
     return RegionAttention(out[0], out[1], out[2] if num_masses else None, out[3] if num_masses else None)

@@ -1,0 +1,86 @@
+"""The Triton kernel of region masses against its reference in plain torch, on random paged keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from probes.record import REGIONS
+from probes.vllm.masses import Boundaries, Queries, masses_of, region_codes
+from probes.vllm.masses_triton import launch, make_scratch
+
+pytestmark = pytest.mark.gpu
+
+# heads, kv heads, head size, slots of a block, window, dtype
+SHAPES = [
+    (32, 8, 128, 16, None, torch.bfloat16),
+    (9, 3, 64, 16, None, torch.float32),
+    (9, 3, 64, 32, 40, torch.float16),
+    (4, 4, 80, 16, 7, torch.float32),
+    (64, 8, 128, 64, None, torch.bfloat16),
+]
+POSITIONS, STARTS, NUM_PROMPT = (0, 63, 700, 2047), (0, 60, 697, 2040), (1, 50, 700, 1900)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_slots", "window", "dtype"), SHAPES)
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_kernel_is_the_reference(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_slots: int,
+    window: int | None,
+    dtype: torch.dtype,
+    is_mean: bool,
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    num_rows, num_blocks, max_blocks = len(POSITIONS), 600, 2048 // block_slots
+    cache = torch.randn(
+        num_blocks, num_kv_heads, block_slots, 2 * head_dim, generator=generator, device="cuda", dtype=dtype
+    )
+    keys = cache.transpose(1, 2)[..., :head_dim]
+    table = torch.randint(0, num_blocks, (num_rows, max_blocks), generator=generator, device="cuda", dtype=torch.int32)
+    rows = torch.tensor([4, 9, 17, 19], device="cuda")
+    positions = torch.zeros(20, dtype=torch.int64, device="cuda")
+    positions[rows] = torch.tensor(POSITIONS, device="cuda")
+    queries = Queries(
+        q=torch.randn(20, num_heads, head_dim, generator=generator, device="cuda", dtype=dtype),
+        rows=rows,
+        positions=positions,
+        num_rows=num_rows,
+        keys=keys,
+        block_table=table,
+        scale=head_dim**-0.5,
+        window=window,
+    )
+    boundaries = Boundaries(
+        slot=torch.arange(num_rows, dtype=torch.int32, device="cuda"),
+        num_prompt_tokens=torch.tensor(NUM_PROMPT, dtype=torch.int32, device="cuda"),
+        region=torch.randint(0, 8, (num_rows, 2048), generator=generator, device="cuda", dtype=torch.uint8),
+        num_sink_slots=2,
+    )
+    start = torch.tensor(STARTS, dtype=torch.int32, device="cuda")
+    mass = torch.full((num_rows, 5, 2, 1 if is_mean else num_heads, len(REGIONS)), torch.nan, device="cuda")
+    entropy = torch.full(mass.shape[:-1], torch.nan, device="cuda")
+    for depth in (0, 3):
+        launch(
+            queries,
+            boundaries,
+            start=start,
+            step=torch.tensor(depth, device="cuda"),
+            layer=1,
+            mass=mass,
+            entropy=entropy,
+            scratch=make_scratch(num_rows, num_heads, mass.device),
+        )
+        for row, position in enumerate(POSITIONS):
+            codes = region_codes(boundaries, row, position, position if depth == 0 else STARTS[row])
+            expected, h = masses_of(queries, row, int(rows[row]), position, codes)
+            if is_mean:
+                expected, h = expected.mean(dim=0, keepdim=True), h.mean(dim=0, keepdim=True)
+            torch.testing.assert_close(mass[row, depth, 1], expected, atol=2e-5, rtol=0)
+            torch.testing.assert_close(entropy[row, depth, 1], h, atol=2e-4, rtol=0)
+    assert mass[:, [1, 2, 4]].isnan().all()
+    assert mass[:, :, 0].isnan().all()
