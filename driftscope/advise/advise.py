@@ -233,8 +233,12 @@ def _recommendation(depths: list[DepthAdvice], best: DepthAdvice | None) -> Reco
         return Recommendation.needs_costs
     if best.speedup <= 1:
         return Recommendation.off
-    is_sure = best.speedup_low is not None and best.speedup_low > 1
-    return Recommendation.on if is_sure else Recommendation.uncertain
+    return Recommendation.on if _sure_depths(depths) else Recommendation.uncertain
+
+
+def _sure_depths(depths: list[DepthAdvice]) -> list[int]:
+    """Those whose whole interval lies above plain decoding."""
+    return [d.depth for d in depths if d.speedup_low is not None and d.speedup_low > 1]
 
 
 def _statement(
@@ -264,6 +268,9 @@ def _statement(
     others = [k for k in as_good if k != best.depth]
     also = f" Not surely slower: K = {', '.join(map(str, others))}." if others else ""
     if recommendation is Recommendation.uncertain:
-        return f"K = {best.depth} looks best with {speed}, but that it beats plain decoding is not certain.{also}"
+        return f"K = {best.depth} looks best with {speed}, but no K beats plain decoding for certain.{also}"
+    sure = _sure_depths(depths)
+    if best.depth not in sure:
+        also += f" Certain to beat plain decoding: K = {', '.join(map(str, sure))}."
     edge = " This is the largest K that was recorded: a larger one may be better." if best is depths[-1] else ""
     return f"Use K = {best.depth}: {speed}.{also}{edge}"

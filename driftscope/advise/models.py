@@ -12,9 +12,9 @@ from driftscope.runs import RunStatus
 class Recommendation(StrEnum):
     """What to do with speculation under a condition."""
 
-    on = "on"  # the best depth beats plain decoding, its whole interval too
+    on = "on"  # some depth beats plain decoding with its whole interval
     off = "off"  # no depth beats plain decoding
-    uncertain = "uncertain"  # the best depth beats it, but its interval holds 1 or there is none
+    uncertain = "uncertain"  # the best depth beats it, but every interval holds 1 or there is none
     needs_costs = "needs_costs"  # the run has no times and none were given
     no_walk = "no_walk"  # the text was not written by this target, or nothing was measured
 

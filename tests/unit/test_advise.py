@@ -153,6 +153,20 @@ def test_too_few_prompts_are_uncertain(tmp_path: Path) -> None:
     assert "fewer than 5 prompts" in one.statement
 
 
+def test_the_best_depth_may_be_less_certain_than_another(tmp_path: Path) -> None:
+    """Half of the prompts accept one draft, half three: more depth means more on average, and more spread."""
+    records: list[object] = []
+    for number in range(6):
+        prompt = make_prompt(f"p{number}", num_response_tokens=62, seed=number)
+        records += [prompt, make_batch(prompt, depth=3, accepted_drafts=np.full(61, 1 + 2 * (number % 2)))]
+    run = read_run(write_run(tmp_path / "a.drift", records, make_info(depth=3)))  # type: ignore[arg-type]
+    [one] = advise(run, given_costs("10", "100", 70)).conditions
+    assert one.best_depth == 3
+    assert [d.speedup_low is not None and d.speedup_low > 1 for d in one.depths] == [True, True, False]
+    assert one.recommendation is Recommendation.on
+    assert "Certain to beat plain decoding: K = 1, 2." in one.statement
+
+
 def test_without_costs_it_says_what_a_draft_may_cost(tmp_path: Path) -> None:
     run = read_run(constant_run(tmp_path / "a.drift", accepted=2))
     [one] = advise(run).conditions
