@@ -48,6 +48,8 @@ def compare(
     names = _run_names(runs)
     of_runs = [sides_of(run, name) for run, name in zip(runs, names, strict=True)]
     sides = [side for these in of_runs for side in these]
+    if not sides:
+        raise _nothing([])
     if by is not None:
         matching = match_values(sides, by, baseline)
     elif len(runs) > 1:

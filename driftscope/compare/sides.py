@@ -143,12 +143,12 @@ def match_runs(runs: Sequence[Sequence[Side]], names: Sequence[str], baseline: s
 
 def match_values(sides: Sequence[Side], by: By, baseline: str | None) -> Matching:
     """Conditions that differ in `by` only, over all runs; the same run's is preferred. `baseline`: the first value
-    where None."""
+    where None. Raises InputError without sides that differ in `by`, or one with that value."""
     column = CONDITION.index(COLUMN_OF.get(by, by))
     values = list(dict.fromkeys(str(side.key[column]) for side in sides))
-    value = values[0] if baseline is None and values else baseline
+    value = values[0] if baseline is None else baseline
     if value not in values:
-        raise _no_baseline(str(value), by, values)
+        raise _no_baseline(value, by, values)
     if len(values) == 1:
         raise InputError(
             f"there is one {by} only: {value}",
@@ -174,7 +174,7 @@ def match_values(sides: Sequence[Side], by: By, baseline: str | None) -> Matchin
     for index, side in enumerate(sides):
         if is_base[index] and index not in used:
             unmatched.append(Unmatched(side, False, f"no condition with another {by} and all else equal"))
-    return Matching(str(value), matches, unmatched, [])
+    return Matching(value, matches, unmatched, [])
 
 
 def _renamed(base: Sequence[Side], sides: Sequence[Side]) -> dict[tuple[int, str], str]:

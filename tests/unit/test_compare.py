@@ -247,6 +247,13 @@ def test_what_cannot_be_compared_in_one_run(
     assert remedy in raised.value.remedy
 
 
+@pytest.mark.parametrize("by", [None, "drafter"])
+def test_runs_without_rounds(tmp_path: Path, by: Any) -> None:
+    runs = [read_run(write_run(tmp_path / name, [])) for name in ("a.drift", "b.drift")]
+    with pytest.raises(InputError, match="nothing could be compared: no run has rounds"):
+        compare(runs, by=by)
+
+
 # what is never compared, and what is said
 
 
