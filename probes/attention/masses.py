@@ -45,10 +45,13 @@ class OwnChain(NamedTuple):
 def own_logits(
     q: Float[Tensor, "query head head_dim"], own: OwnChain, scale: float, window: int | None
 ) -> Float[Tensor, "query head own"]:
-    """Attention logits on the chain's own slots (the last is the query itself), -inf outside the window."""
-    repeats = q.shape[1] // own.k.shape[2]
-    logits = torch.einsum("qhd,qohd->qho", q, own.k.repeat_interleave(repeats, dim=2)) * scale
-    logits = logits.to(torch.promote_types(q.dtype, torch.float32))
+    """Attention logits on the chain's own slots (the last is the query itself), -inf outside the window.
+
+    Multiplied in float32 at least: fused kernels do not round logits either.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(wide).unflatten(1, (own.k.shape[2], -1))  # [query, kv_head, head of the group, head_dim]
+    logits = torch.einsum("qkgd,qokd->qkgo", grouped, own.k.to(wide)).flatten(1, 2) * scale
     if window is not None and window < logits.shape[-1]:
         logits[..., : logits.shape[-1] - window] = -torch.inf
     return logits
@@ -62,10 +65,8 @@ def merge_own(
 ) -> Float[Tensor, "query head head_dim"]:
     """Attention over the band and the own chain together, merged by log-sum-exp."""
     total = torch.logaddexp(lse, logits.logsumexp(dim=-1))
-    repeats = logits.shape[1] // own.v.shape[2]
-    own_out = torch.einsum(
-        "qho,qohd->qhd", (logits - total[..., None]).exp().to(own.v.dtype), own.v.repeat_interleave(repeats, dim=2)
-    )
+    probability = (logits - total[..., None]).exp().to(own.v.dtype).unflatten(1, (own.v.shape[2], -1))
+    own_out = torch.einsum("qkgo,qokd->qkgd", probability, own.v).flatten(1, 2)
     return out * (lse - total).exp()[..., None].to(out.dtype) + own_out
 
 
@@ -160,12 +161,11 @@ def recent_masses(
 
     The counterpart of `own` at depth k: the same slots, true features. `lse` is that query's own. Slots before 0 count 0.
     """
-    q = q.float()
-    repeats = q.shape[1] // k.shape[1]
     back = torch.arange(depth - 1, device=slots.device)
     where = slots[:, None] - back  # [query, depth-1]: s, s-1, ...
-    keys = k[where.clamp_min(0)].float().repeat_interleave(repeats, dim=2)  # [query, depth-1, head, head_dim]
-    probability = (torch.einsum("qhd,qbhd->qbh", q, keys) * scale - lse[:, None, :].float()).exp()
+    keys = k[where.clamp_min(0)].float()  # [query, depth-1, kv_head, head_dim]
+    logits = torch.einsum("qkgd,qbkd->qbkg", q.float().unflatten(1, (k.shape[1], -1)), keys).flatten(2) * scale
+    probability = (logits - lse[:, None, :].float()).exp()
     is_seen = where >= 0 if window is None else (where >= 0) & (back < window)
     probability = torch.where(is_seen[..., None], probability, 0.0)
     return torch.cat([torch.zeros_like(lse[:, None, :]).float(), probability.cumsum(dim=1)], dim=1)
