@@ -25,7 +25,7 @@ class Probe:
         self.rows = recorder.rows
         self.layout = recorder.layout
         self.has_norms = recorder.config.level != "counts"
-        self._index = step.view(1)
+        self._is_cuda = self.rows.words.device.type == "cuda"
         self._num_rows: int | None = None
         self._rows_of: Tensor | None = None
         self._positions: Tensor | None = None
@@ -65,38 +65,37 @@ class Probe:
     def write_fused(self, hidden: Tensor) -> None:
         """Depth 1: what enters the layer, [token, hidden]. At later depths it is what was fed back."""
         if self.has_norms:
-            self._put("hidden_in_norm", _norm(self._own(hidden)), layer=0)
+            self._put_norm("hidden_in_norm", hidden, layer=0)
 
     def write_feedback(self, hidden: Tensor) -> None:
         """What the drafter feeds back, [token, hidden]."""
         if not self.has_norms:
             return
-        norm = _norm(self._own(hidden))
-        self._put("hidden_feedback_norm", norm)
-        if self.residual_norm is not None:
-            norm = self._own(self.residual_norm)
-        self._put("hidden_out_norm", norm, layer=self.layout.num_layers - 1)
+        self._put_norm("hidden_feedback_norm", hidden)
+        if self.residual_norm is not None:  # else it is what was fed back
+            self._put("hidden_out_norm", self.residual_norm, layer=self.layout.num_layers - 1)
 
     def write_fusion(self, aux: list[Tensor], rows_of: Tensor) -> None:
         """Shares of the captured states (`aux`: [token, target_hidden] each) in the fused one, of the tokens `rows_of`."""
         if not self.has_norms:
             return
         num_rows = len(rows_of)
+        inner, columns = self.model.model, self.rows
         states = torch.stack([a.index_select(0, rows_of) for a in aux])  # [aux, row, target_hidden]
-        self.rows["aux_norm"][:num_rows].copy_(_norm(states).T)
+        share, energy, aux_norm = (columns[n][:num_rows] for n in ("fusion_share", "fusion_energy", "aux_norm"))
         if not self._has_fc:
+            aux_norm.copy_(_norm(states).T)
             return
-        inner = self.model.model
-        if getattr(inner, "norm_before_fc", False):
-            normed = inner.input_norm(states.transpose(0, 1).flatten(1).contiguous())
-            states = normed.unflatten(1, (len(aux), -1)).transpose(0, 1)
-        if inner.fc_norm is not None:
-            states = torch.stack([norm(state.contiguous()) for norm, state in zip(inner.fc_norm, states, strict=True)])
-        terms = _terms(inner.fc, states)  # float32 [aux, row, hidden]
-        fused = terms.sum(dim=0)
-        energy = terms.norm(dim=-1)
-        self.rows["fusion_share"][:num_rows].copy_(((terms * fused).sum(dim=-1) / fused.square().sum(dim=-1)).T)
-        self.rows["fusion_energy"][:num_rows].copy_((energy / energy.sum(dim=0)).T)
+        terms = _terms(inner.fc, _normed(inner, states))  # float32 [aux, row, hidden]
+        if self._is_cuda:
+            from probes.vllm.norms_triton import fusion_shares
+
+            fusion_shares(terms, states, share, energy, aux_norm)
+            return
+        fused, size = terms.sum(dim=0), terms.norm(dim=-1)
+        share.copy_(((terms * fused).sum(dim=-1) / fused.square().sum(dim=-1)).T)
+        energy.copy_((size / size.sum(dim=0)).T)
+        aux_norm.copy_(_norm(states).T)
 
     @property
     def _n(self) -> int:
@@ -107,19 +106,40 @@ class Probe:
         """The rows of the requests' last slots, of a tensor over the drafter's tokens."""
         return values[: self._n] if self._rows_of is None else values.index_select(0, self._rows_of[: self._n])
 
-    def _put(self, name: str, values: Tensor, layer: int | None = None) -> None:
+    def _column(self, name: str, layer: int | None) -> Tensor:
+        """[row, depth]"""
         column = self.rows[name][: self._n]
-        if layer is not None:
-            column = column[:, :, layer]
-        column.index_copy_(1, self._index, values[:, None].float())
+        return column if layer is None else column[:, :, layer]
+
+    def _put(self, name: str, values: Tensor, layer: int | None = None) -> None:
+        """Of each request's last slot the value, `values` [token], at this depth."""
+        if self._is_cuda:
+            from probes.vllm.norms_triton import put_values
+
+            put_values(values, self._rows_of, self.step, self._column(name, layer), self._n)
+        else:
+            self._put_own(name, self._own(values), layer)
+
+    def _put_own(self, name: str, values: Tensor, layer: int | None = None) -> None:
+        """`values` [row], at this depth."""
+        self._column(name, layer).index_copy_(1, self.step.view(1), values[:, None])
+
+    def _put_norm(self, name: str, states: Tensor, layer: int | None = None) -> None:
+        """Of each request's last slot the norm of its state, `states` [token, hidden], at this depth."""
+        if self._is_cuda:
+            from probes.vllm.norms_triton import put_norms
+
+            put_norms(states, self._rows_of, self.step, self._column(name, layer), self._n)
+        else:
+            self._put(name, _norm(states), layer)
 
     def _hook_attention(self, index: int, attention: nn.Module) -> str:
         """Wraps the implementation's `forward` -> why not, where it cannot be read."""
         implementation = attention.impl
-        reason, keys_of = _key_view(attention)
+        reason, keys_of = key_view(attention)
         if reason:
             return reason
-        if self._scratch is None and self.rows.words.device.type == "cuda":
+        if self._scratch is None and self._is_cuda:
             from probes.vllm.masses_triton import make_scratch
 
             self._scratch = make_scratch(len(self.rows.words), implementation.num_heads, self.rows.words.device)
@@ -163,7 +183,7 @@ class Probe:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 if self._num_rows is not None:
                     value = output[0] if isinstance(output, tuple) else output
-                    self.recorder.guarded(lambda: self._put(name, _norm(self._own(value)), layer=index))
+                    self.recorder.guarded(self._put_norm, name, value, index)
 
             return hook
 
@@ -174,7 +194,9 @@ class Probe:
 
     def _put_embed_share(self, projection: nn.Module, args: tuple) -> None:
         if self._num_rows is not None:
-            self.recorder.guarded(lambda: self._put("input_share_embed", embed_share(projection, self._own(args[0]))))
+            self.recorder.guarded(
+                lambda: self._put_own("input_share_embed", embed_share(projection, self._own(args[0])))
+            )
 
 
 def embed_share(projection: nn.Module, x: Tensor) -> Tensor:
@@ -189,6 +211,16 @@ def embed_share(projection: nn.Module, x: Tensor) -> Tensor:
 
 def _norm(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
+
+
+def _normed(inner: nn.Module, states: Tensor) -> Tensor:
+    """What fc reads, of the states [aux, row, target_hidden]: as in vLLM's `combine_hidden_states`."""
+    if getattr(inner, "norm_before_fc", False):
+        whole = inner.input_norm(states.transpose(0, 1).flatten(1).contiguous())
+        states = whole.unflatten(1, (len(states), -1)).transpose(0, 1)
+    if inner.fc_norm is not None:
+        states = torch.stack([norm(state.contiguous()) for norm, state in zip(inner.fc_norm, states, strict=True)])
+    return states
 
 
 def _terms(fc: nn.Module, states: Tensor) -> Tensor:
@@ -215,7 +247,7 @@ def _window(implementation: Any) -> int | None:
     return left + 1 if isinstance(window, tuple | list) else left
 
 
-def _key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
+def key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
     """-> (why the keys cannot be read, else "", a function from the layer's cache to [block, slot, kv_head, head_dim])."""
     implementation = attention.impl
     name = type(implementation).__name__

@@ -178,7 +178,7 @@ class Recorder:
         self._upload(self.boundaries.num_prompt_tokens[slot : slot + 1], np.array([num_prompt], np.int32))
         if self.boundaries.region is not None:
             unknown = np.full(num_prompt, TEXT_REGIONS.index("unknown"), np.uint8)
-            region = unknown if sampled.region is None else np.ascontiguousarray(sampled.region[:num_prompt])
+            region = unknown if sampled.region is None else np.array(sampled.region[:num_prompt])
             self._upload(self.boundaries.region[slot, : len(region)], region)
 
     def _upload(self, target: torch.Tensor, values: np.ndarray) -> None:

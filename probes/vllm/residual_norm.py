@@ -14,8 +14,12 @@ _library.define("residual_norm(Tensor branch, Tensor residual, Tensor(a!) out) -
 
 
 def _residual_norm(branch: Tensor, residual: Tensor, out: Tensor) -> None:
-    stream = branch.float() + residual.float()
-    torch.linalg.vector_norm(stream, dim=-1, out=out[: len(stream)])
+    if branch.device.type == "cuda":
+        from probes.vllm.norms_triton import residual_norms
+
+        residual_norms(branch, residual, out)
+    else:
+        torch.linalg.vector_norm(branch.float() + residual.float(), dim=-1, out=out[: len(branch)])
 
 
 _library.impl("residual_norm", _residual_norm, "CompositeExplicitAutograd")

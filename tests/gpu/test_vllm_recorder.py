@@ -107,7 +107,12 @@ def outcome(models: Models, drafter: str, *, dtype: str, mode: str, level: str |
         dtype=dtype,
         level=level,
         max_num_seqs=8,
-        options={"max_model_len": 2048, "gpu_memory_utilization": 0.25, **MODES[mode]},
+        options={
+            "max_model_len": 2048,
+            "gpu_memory_utilization": 0.05,
+            "kv_cache_memory_bytes": 1 << 30,
+            **MODES[mode],
+        },
     ) as running:
         texts = running.generate(asked, max_tokens=MAX_NEW_TOKENS)
         counters = running.counters()

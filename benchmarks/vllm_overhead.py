@@ -1,0 +1,305 @@
+"""What recording costs inside vLLM: an 8B-shaped target with dummy weights, stock and recorded engines in turn.
+
+python -m benchmarks.vllm_overhead OUT [--variants counts,default,heads,eager,dump] [--pairs 20]
+
+One process for each engine on the same GPU, so that all stay warm; a pair is one measurement of stock and one of the
+variant, in alternating order. The time of a round is the wall time of a batch over its rounds, counted by vLLM itself;
+drafts are accepted by chance (`rejection_sample_method="synthetic"`), which changes the number of rounds, not their cost.
+Baselines: `eager` is stock without graphs and compilation, `dump` copies the drafter's queries and keys to the host at
+every step (in eager mode, as tools do that look into vLLM) and leaves the softmax for later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+DEPTH = 5
+MAX_NUM_SEQS, MAX_MODEL_LEN = 16, 8704
+KEY_CACHE_BYTES = 3 << 30  # fixed: engines that share a GPU cannot measure what memory is left
+TARGET = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 16384,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DRAFTER = TARGET | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+    "fc_norm": True,
+    "norm_output": True,
+}
+LEVELS = ("counts", "default", "heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    concurrency: int
+    prompt_tokens: int
+    max_tokens: int
+
+    def __str__(self) -> str:
+        return f"concurrency {self.concurrency}, {self.prompt_tokens} prompt tokens"
+
+
+LOADS = (
+    Load(concurrency=1, prompt_tokens=512, max_tokens=192),
+    Load(concurrency=16, prompt_tokens=512, max_tokens=128),
+    Load(concurrency=1, prompt_tokens=8192, max_tokens=192),
+)
+
+
+def write_models(folder: Path) -> tuple[str, str]:
+    for name, config in (("target", TARGET), ("drafter", DRAFTER)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return str(folder / "target"), str(folder / "drafter")
+
+
+# a worker: one engine, measured on request
+
+
+def work(variant: str, folder: Path) -> None:
+    """Reads loads from stdin, a JSON object a line, answers with times; the first answer says that it is ready."""
+    from vllm import SamplingParams
+
+    from probes.vllm.engine import engine
+    from probes.vllm.settings import effective_settings
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM and its children print to stdout
+    target, drafter = write_models(folder)
+    is_eager = variant in ("eager", "dump")
+    sizes = [1, 2, 4, 6, 8, 12, 16, 24, 48, 96]
+    options: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "gpu_memory_utilization": 0.1,
+        "kv_cache_memory_bytes": KEY_CACHE_BYTES,
+        "speculative_config": {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
+        **({"enforce_eager": True} if is_eager else {"compilation_config": {"cudagraph_capture_sizes": sizes}}),
+    }
+    level = variant if variant in LEVELS else None
+    with engine(
+        target, drafter, depth=DEPTH, dtype="bfloat16", level=level, max_num_seqs=MAX_NUM_SEQS, options=options
+    ) as running:
+        dump: list = []
+        if variant == "dump":
+            dump_queries_and_keys(running.llm, dump)
+        print(json.dumps(effective_settings(running.llm)), file=answers, flush=True)
+        for line in sys.stdin:
+            load = Load(**json.loads(line))
+            generator = np.random.default_rng(load.prompt_tokens)
+            prompts = [
+                {"prompt_token_ids": generator.integers(3, 30000, load.prompt_tokens).tolist()}
+                for _ in range(load.concurrency)
+            ]
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=load.max_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={"driftscope": "bench"},
+            )
+            before = running.counters()
+            begin = time.perf_counter()
+            running.llm.generate(prompts, sampling, use_tqdm=False)
+            seconds = time.perf_counter() - begin
+            rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
+            status = None
+            if running.recording is not None:
+                running.recording.flush()
+                status = asdict(running.recording.status())
+            num_dumped = sum(q.numel() + k.numel() for q, k in dump)
+            dump.clear()
+            answer = {"seconds": seconds, "rounds": rounds, "status": status, "dumped_elements": num_dumped}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def dump_queries_and_keys(llm: Any, kept: list) -> None:
+    """After each attention of the drafter its queries and all of its keys go to the host."""
+    from probes.vllm.probe import key_view
+    from probes.vllm.settings import drafter_model, model_runner
+
+    for layer in drafter_model(model_runner(llm)).model.layers:
+        attention = layer.self_attn.attn
+        _, keys_of = key_view(attention)
+        forward = attention.impl.forward
+
+        def dumping(module: Any, query: Any, key: Any, value: Any, cache: Any, metadata: Any, *a, **kw):
+            result = forward(module, query, key, value, cache, metadata, *a, **kw)  # noqa: B023
+            if metadata is not None:
+                keys = keys_of(cache)  # noqa: B023
+                block_slots = keys.shape[1]
+                for row, length in enumerate(metadata.seq_lens.tolist()):
+                    blocks = metadata.block_table[row, : -(-length // block_slots)].long()
+                    kept.append((query[row : row + 1].cpu(), keys[blocks].cpu()))
+            return result
+
+        attention.impl.forward = dumping
+
+
+# the parent: who is measured when
+
+
+class Worker:
+    def __init__(self, variant: str, folder: Path, log: Path) -> None:
+        self.variant = variant
+        self._begin = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.vllm_overhead", str(folder), "--worker", variant],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+        )
+        self.settings: dict = {}
+
+    def wait_until_ready(self) -> None:
+        self.settings = self._answer()
+        print(f"{self.variant}: ready after {time.monotonic() - self._begin:.0f} s", flush=True)
+
+    def _answer(self) -> dict:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engine {self.variant} ended; see its log")
+        return json.loads(line)
+
+    def measure(self, load: Load) -> dict:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(load)) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+@contextmanager
+def workers(variants: Sequence[str], folder: Path) -> Iterator[dict[str, Worker]]:
+    started: dict[str, Worker] = {}
+    try:
+        for variant in variants:
+            started[variant] = Worker(variant, folder, folder / f"{variant}.log")
+        for worker in started.values():
+            worker.wait_until_ready()
+        yield started
+    finally:
+        for worker in started.values():
+            worker.close()
+
+
+def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> dict:
+    """Cost in % of the time of a round: the mean of the pairs' ratios with its t interval."""
+    for worker in (stock, variant):
+        worker.measure(load)  # fills the prefix cache
+    times = np.empty((num_pairs, 2))  # microseconds of a round: stock, variant
+    status = None
+    for pair in range(num_pairs):
+        order = (0, 1) if pair % 2 == 0 else (1, 0)
+        for side in order:
+            answer = (stock, variant)[side].measure(load)
+            times[pair, side] = answer["seconds"] / answer["rounds"] * 1e6
+            status = answer["status"] or status
+    cost = (times[:, 1] / times[:, 0] - 1) * 100
+    half = float(stats.t.ppf(0.975, num_pairs - 1) * cost.std(ddof=1) / num_pairs**0.5)
+    result = {
+        "variant": variant.variant,
+        "load": asdict(load),
+        "num_pairs": num_pairs,
+        "stock_round_us": float(np.median(times[:, 0])),
+        "variant_round_us": float(np.median(times[:, 1])),
+        "cost_percent": float(cost.mean()),
+        "half_width_percent": half,
+        "median_cost_percent": float(np.median(cost)),
+        "recorder": status,
+    }
+    print(json.dumps({k: v for k, v in result.items() if k != "recorder"}), flush=True)
+    return result
+
+
+def table(results: Sequence[dict]) -> str:
+    lines = [
+        "| variant | load | stock, us a round | variant, us a round | cost, % | 95 % interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        half = r["half_width_percent"]
+        interval = f"{r['cost_percent'] - half:+.2f} .. {r['cost_percent'] + half:+.2f}"
+        interval += "" if half < 1 else " (not resolved)"
+        lines.append(
+            f"| {r['variant']} | {Load(**r['load'])} | {r['stock_round_us']:.0f} | {r['variant_round_us']:.0f} "
+            f"| {r['cost_percent']:+.2f} | {interval} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("out", type=Path, help="folder for results.json, table.md and the engines' logs")
+    parser.add_argument("--variants", default="default,heads")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no comparison after so many")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.out / "models" / options.worker)
+        return
+    import torch
+
+    begin = time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results: list[dict] = []
+    with workers(["stock", *options.variants.split(",")], options.out) as started:
+        for load in LOADS:
+            for name, worker in started.items():
+                is_slow = name in ("eager", "dump")
+                if (
+                    name == "stock"
+                    or (is_slow and load.prompt_tokens > 512)
+                    or time.monotonic() - begin > options.seconds
+                ):
+                    continue
+                pairs = max(5, options.pairs // 4) if is_slow else options.pairs
+                results.append(compare(started["stock"], worker, load, num_pairs=pairs))
+                settings = {n: w.settings for n, w in started.items()}
+                report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "settings": settings}
+                (options.out / "results.json").write_text(json.dumps(report | {"results": results}, indent=1))
+                (options.out / "table.md").write_text(table(results) + "\n")
+    print(table(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Norms and fusion shares on a GPU in one small kernel each, because a launch costs more than the arithmetic.
+
+All capturable into CUDA graphs; float32 sums whatever the states are. The plain torch forms stand in `probe`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+def put_norms(states: Tensor, rows: Tensor | None, step: Tensor, out: Tensor, num_rows: int) -> None:
+    """out[i, step] = ||states[rows[i]]||, `states` [token, hidden], `out` [row, depth] (a view)."""
+    _put_norms[(num_rows,)](
+        states,
+        rows if rows is not None else step,
+        step,
+        out,
+        states.stride(0),
+        out.stride(0),
+        out.stride(1),
+        states.shape[1],
+        HAS_ROWS=rows is not None,
+        BLOCK=BLOCK,
+    )
+
+
+def put_values(values: Tensor, rows: Tensor | None, step: Tensor, out: Tensor, num_rows: int) -> None:
+    """out[i, step] = values[rows[i]], `values` float32 [token]."""
+    _put_values[(num_rows,)](
+        values, rows if rows is not None else step, step, out, out.stride(0), out.stride(1), HAS_ROWS=rows is not None
+    )
+
+
+def residual_norms(branch: Tensor, residual: Tensor, out: Tensor) -> None:
+    """out[token] = ||branch + residual||."""
+    _residual_norms[(branch.shape[0],)](
+        branch, residual, out, branch.stride(0), residual.stride(0), branch.shape[1], BLOCK=BLOCK
+    )
+
+
+def fusion_shares(terms: Tensor, states: Tensor, share: Tensor, energy: Tensor, aux_norm: Tensor) -> None:
+    """From W_i g_i, float32 [aux, row, hidden], and g_i, [aux, row, target_hidden], to the three columns [row, aux]."""
+    num_aux, num_rows, hidden = terms.shape
+    _fusion_shares[(num_rows,)](
+        terms,
+        states,
+        share,
+        energy,
+        aux_norm,
+        *terms.stride()[:2],
+        *states.stride()[:2],
+        share.stride(0),
+        hidden,
+        states.shape[2],
+        NUM_AUX=num_aux,
+        NUM_AUX_PADDED=triton.next_power_of_2(num_aux),
+        BLOCK=BLOCK,
+    )
+
+
+@triton.jit
+def _put_norms(
+    states_ptr,
+    rows_ptr,
+    step_ptr,
+    out_ptr,
+    state_stride,
+    out_row_stride,
+    out_depth_stride,
+    hidden,
+    HAS_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0)
+    token = row.to(tl.int64)
+    if HAS_ROWS:
+        token = tl.load(rows_ptr + row).to(tl.int64)
+    total = 0.0
+    for first in range(0, hidden, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(states_ptr + token * state_stride + at, mask=at < hidden, other=0.0).to(tl.float32)
+        total += tl.sum(x * x, axis=0)
+    tl.store(out_ptr + row * out_row_stride + tl.load(step_ptr) * out_depth_stride, tl.sqrt(total))
+
+
+@triton.jit
+def _put_values(
+    values_ptr,
+    rows_ptr,
+    step_ptr,
+    out_ptr,
+    out_row_stride,
+    out_depth_stride,
+    HAS_ROWS: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0)
+    token = row.to(tl.int64)
+    if HAS_ROWS:
+        token = tl.load(rows_ptr + row).to(tl.int64)
+    tl.store(out_ptr + row * out_row_stride + tl.load(step_ptr) * out_depth_stride, tl.load(values_ptr + token))
+
+
+@triton.jit
+def _residual_norms(
+    branch_ptr,
+    residual_ptr,
+    out_ptr,
+    branch_stride,
+    residual_stride,
+    hidden,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    token = tl.program_id(0).to(tl.int64)
+    total = 0.0
+    for first in range(0, hidden, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        is_inside = at < hidden
+        x = tl.load(branch_ptr + token * branch_stride + at, mask=is_inside, other=0.0).to(tl.float32)
+        x += tl.load(residual_ptr + token * residual_stride + at, mask=is_inside, other=0.0).to(tl.float32)
+        total += tl.sum(x * x, axis=0)
+    tl.store(out_ptr + token, tl.sqrt(total))
+
+
+@triton.jit
+def _fusion_shares(
+    terms_ptr,
+    states_ptr,
+    share_ptr,
+    energy_ptr,
+    aux_norm_ptr,
+    term_aux_stride,
+    term_row_stride,
+    state_aux_stride,
+    state_row_stride,
+    out_row_stride,
+    hidden,
+    target_hidden,
+    NUM_AUX: tl.constexpr,  # noqa: N803
+    NUM_AUX_PADDED: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    row = tl.program_id(0).to(tl.int64)
+    aux = tl.arange(0, NUM_AUX_PADDED)
+    is_aux = aux < NUM_AUX
+    along = tl.zeros([NUM_AUX_PADDED], tl.float32)
+    square = tl.zeros([NUM_AUX_PADDED], tl.float32)
+    norm = tl.zeros([NUM_AUX_PADDED], tl.float32)
+    for first in range(0, hidden, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        mask = is_aux[:, None] & (at < hidden)[None, :]
+        place = terms_ptr + row * term_row_stride + aux[:, None] * term_aux_stride + at[None, :]
+        x = tl.load(place, mask=mask, other=0.0)
+        along += tl.sum(x * tl.sum(x, axis=0)[None, :], axis=1)
+        square += tl.sum(x * x, axis=1)
+    for first in range(0, target_hidden, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        mask = is_aux[:, None] & (at < target_hidden)[None, :]
+        place = states_ptr + row * state_row_stride + aux[:, None] * state_aux_stride + at[None, :]
+        g = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        norm += tl.sum(g * g, axis=1)
+    energy = tl.sqrt(square)
+    at_row = row * out_row_stride + aux
+    tl.store(share_ptr + at_row, along / tl.sum(along, axis=0), mask=is_aux)
+    tl.store(energy_ptr + at_row, energy / tl.sum(energy, axis=0), mask=is_aux)
+    tl.store(aux_norm_ptr + at_row, tl.sqrt(norm), mask=is_aux)
