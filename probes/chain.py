@@ -60,6 +60,11 @@ class StepOutput:
     queries: tuple[Float[Tensor, "query head head_dim"], ...]  # per layer, after RoPE
 
 
+def _norm(x: Float[Tensor, "*query hidden"]) -> Float[Tensor, "*query"]:
+    """L2, reduced and given in float32."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+
+
 def concat_aux(drafter: Drafter, aux: AuxStates, first: int, last: int) -> Float[Tensor, "slot fused"]:
     """The drafter's captured states of the slots first .. last-1, low to high layer, in the drafter's dtype."""
     dtype = drafter.norm.weight.dtype
@@ -147,7 +152,7 @@ def step(
     masses, queries, chains = [], [], []
     input_share = None if regions is None else drafter.layers[0].embed_share(embeds, hidden)
     for index, layer in enumerate(drafter.layers):
-        norms["in"].append(hidden.float().norm(dim=-1))
+        norms["in"].append(_norm(hidden))
         scale = layer.head_dim**-0.5
         q, k, v, residual = layer.project(embeds, hidden, rotation)
         band = Band.causal(start, query_position=position, window=layer.window)
@@ -175,9 +180,9 @@ def step(
         stream = residual + attn
         mlp = layer.mlp_branch(stream)
         hidden = stream + mlp
-        norms["attn"].append(attn.float().norm(dim=-1))
-        norms["mlp"].append(mlp.float().norm(dim=-1))
-        norms["out"].append(hidden.float().norm(dim=-1))
+        norms["attn"].append(_norm(attn))
+        norms["mlp"].append(_norm(mlp))
+        norms["out"].append(_norm(hidden))
     logits, feedback = drafter.predict(hidden)
     return StepOutput(
         logits=logits,
@@ -185,7 +190,7 @@ def step(
         own=tuple(chains),
         hidden_in_norm=torch.stack(norms["in"], dim=-1),
         hidden_out_norm=torch.stack(norms["out"], dim=-1),
-        hidden_feedback_norm=feedback.float().norm(dim=-1),
+        hidden_feedback_norm=_norm(feedback),
         branch_norm_attn=torch.stack(norms["attn"], dim=-1),
         branch_norm_mlp=torch.stack(norms["mlp"], dim=-1),
         input_share_embed=input_share,

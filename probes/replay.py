@@ -23,9 +23,9 @@ from probes.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rou
 from probes.target_attention import TargetMasses
 from probes.trace import TargetTrace
 
-MAX_BLOCK_ELEMENTS = 1 << 29
-"""Of a block of starts: draft probabilities of every depth, or the target's logits (float32: 2 GiB)."""
-MIN_BLOCK_STARTS, MAX_BLOCK_STARTS, CPU_BLOCK_STARTS = 256, 4096, 512
+MAX_BLOCK_LOGITS = 1 << 30
+"""Of a block of starts: draft logits of every depth (2 GiB in 16 bits)."""
+MIN_BLOCK_STARTS, MAX_BLOCK_STARTS, CPU_BLOCK_STARTS = 256, 8192, 512
 
 
 def starts_of(trace: TargetTrace, last_tokens: int | None = None) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def replay(
         )
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     regions = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=trace.token_ids.device)
-    block = starts_per_block(drafter, trace, depth)
+    block = starts_per_block(drafter, depth)
     spans = [(begin, min(begin + block - 1, last)) for begin in range(first, last + 1, block)]
     measured = (
         measure_rounds(
@@ -111,11 +111,10 @@ def draft_chains(
     return drafts, fresh
 
 
-def starts_per_block(drafter: Drafter, trace: TargetTrace, depth: int) -> int:
-    """Starts whose distributions, the drafter's of every depth and the target's rows, are held together."""
-    most = MAX_BLOCK_STARTS if trace.token_ids.is_cuda else CPU_BLOCK_STARTS
-    fitting = MAX_BLOCK_ELEMENTS // max(depth * drafter.spec.draft_vocab_size, trace.logits.shape[-1])
-    return max(MIN_BLOCK_STARTS, min(most, fitting))
+def starts_per_block(drafter: Drafter, depth: int) -> int:
+    """Starts whose draft distributions of every depth are held together: enough to fill the device, no more."""
+    most = MAX_BLOCK_STARTS if drafter.norm.weight.is_cuda else CPU_BLOCK_STARTS
+    return max(MIN_BLOCK_STARTS, min(most, MAX_BLOCK_LOGITS // (depth * drafter.spec.draft_vocab_size)))
 
 
 def fetched(measured: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, np.ndarray]]:

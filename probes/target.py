@@ -40,7 +40,7 @@ from probes.trace import TIE_LOGIT_GAP, HeadLogits, TargetTrace
 __all__ = ["TIE_LOGIT_GAP", "Prefix", "Sampler", "Target", "TargetTrace", "target_config"]
 
 PREFILL_CHUNK_TOKENS = 2048
-CUDA_PREFILL_CHUNK_TOKENS = 4096
+CUDA_PREFILL_CHUNK_TOKENS = 8192
 """Long enough to fill the device; the mask of a chunk has this many rows of all slots before."""
 
 HEAD_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
