@@ -12,6 +12,7 @@ from pathlib import Path
 import streamlit as st
 
 from driftscope.figures import Estimate, SeriesStyle, series_style
+from driftscope.report.estimates import depth_estimates, tokens_estimate, tokens_of
 from driftscope.runs import RunInfo
 from driftscope.summary import ConditionSummary, Summary, TokensPerRound
 from driftscope_app import address, aggregates
@@ -46,38 +47,15 @@ class Condition:
 
     def tokens(self, basis: str) -> TokensPerRound | None:
         """`basis`: walk or dense."""
-        return self.summary.walk if basis == "walk" else self.summary.dense
+        return tokens_of(self.summary, basis)
 
     def estimate(self, basis: str) -> Estimate:
         """tokens_per_round."""
-        tokens = self.tokens(basis)
-        num_prompts = self.summary.num_prompts - self.summary.num_degenerate
-        if tokens is None:
-            return Estimate(value=None, num_prompts=num_prompts)
-        return Estimate(
-            value=tokens.tokens_per_round,
-            low=tokens.low,
-            high=tokens.high,
-            num_prompts=num_prompts,
-            num_rounds=tokens.num_rounds,
-        )
+        return tokens_estimate(self.summary, basis)
 
     def depth_estimates(self, name: str) -> list[Estimate]:
-        """A depth array of the summary with its intervals; mass_REGION is looked up among the masses."""
-        s = self.summary
-        values = s.mass.get(name.removeprefix("mass_"), []) if name.startswith("mass_") else getattr(s, name)
-        intervals = s.depth_intervals.get(name)
-        tokens = self.tokens(s.depth_basis)
-        return [
-            Estimate(
-                value=value,
-                low=intervals.low[k] if intervals else None,
-                high=intervals.high[k] if intervals else None,
-                num_prompts=s.num_prompts - s.num_degenerate,
-                num_rounds=tokens.num_rounds if tokens else None,
-            )
-            for k, value in enumerate(values)
-        ]
+        """A depth array of the summary, or mass_REGION."""
+        return depth_estimates(self.summary, name)
 
 
 @dataclass(frozen=True)

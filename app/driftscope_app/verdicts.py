@@ -8,25 +8,12 @@ import streamlit as st
 
 from driftscope.diagnosis.models import ConditionDiagnosis, Verdict, VerdictId
 from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
+from driftscope.report.glossary import VERDICTS
 from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS
 from driftscope_app import address, aggregates, chart, interventions
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
 from probes.errors import RunError
-
-MEANINGS = {
-    VerdictId.healthy: "No fault that costs 0.15 tokens per round was found.",
-    VerdictId.wiring_fault: "The drafter is not wired as it was trained: layers, norms, vocabulary, rope.",
-    VerdictId.vocabulary_gap: "The target emits tokens that the draft vocabulary does not hold.",
-    VerdictId.template_shift: "The prompt is rendered otherwise than the drafter knows it.",
-    VerdictId.context_limit: "The drafter does not hold at this context length.",
-    VerdictId.target_changed: "The target is no longer the one that the drafter was trained for.",
-    VerdictId.feedback_fault: "What is fed back from depth to depth is not what the drafter expects.",
-    VerdictId.attention_drift: "With depth the chain's own keys pull attention away, and that costs tokens.",
-    VerdictId.state_drift: "With depth the fed-back state goes astray, and that costs tokens.",
-    VerdictId.degenerate_text: "Most responses loop: acceptance says little.",
-    VerdictId.not_enough_data: "Too few prompts or rounds to say anything.",
-}
 
 Judged = tuple[Condition, ConditionDiagnosis]
 
@@ -77,7 +64,7 @@ def _group(
         "in every condition" if len(members) == num_conditions else f"in {len(members)} of {num_conditions} conditions"
     )
     name = verdict_id.value.replace("_", " ")
-    lines = [f"**{plain(series)}: {name}** {where} ({confidence} confidence). {MEANINGS[verdict_id]}"]
+    lines = [f"**{plain(series)}: {name}** {where} ({confidence} confidence). {VERDICTS[verdict_id]}"]
     if verdict_id is VerdictId.healthy:
         st.success("  \n".join(lines), icon=":material/check_circle:")
         return

@@ -10,10 +10,11 @@ from pathlib import Path
 from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis
 from driftscope.figures import Estimate
+from driftscope.report.estimates import depth_estimates, tokens_estimate
 from driftscope.report.text import label
 from driftscope.runs import Run, read_run
 from driftscope.runs.info import RunInfo
-from driftscope.summary import ConditionSummary, Summary, TokensPerRound, summarise
+from driftscope.summary import ConditionSummary, Summary, summarise
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError, RunError
 
@@ -64,39 +65,13 @@ class Condition:
         """Degenerate ones left out, as in every estimate."""
         return self.summary.num_prompts - self.summary.num_degenerate
 
-    def tokens(self, basis: str) -> TokensPerRound | None:
-        """`basis`: walk or dense."""
-        return self.summary.walk if basis == "walk" else self.summary.dense
-
     def estimate(self, basis: str) -> Estimate:
-        """tokens_per_round."""
-        tokens = self.tokens(basis)
-        if tokens is None:
-            return Estimate(value=None, num_prompts=self.num_prompts)
-        return Estimate(
-            value=tokens.tokens_per_round,
-            low=tokens.low,
-            high=tokens.high,
-            num_prompts=self.num_prompts,
-            num_rounds=tokens.num_rounds,
-        )
+        """tokens_per_round over the walk or the dense rounds."""
+        return tokens_estimate(self.summary, basis)
 
     def depth_estimates(self, name: str) -> list[Estimate]:
-        """A depth array of the summary with its intervals; mass_REGION is looked up among the masses."""
-        s = self.summary
-        values = s.mass.get(name.removeprefix("mass_"), []) if name.startswith("mass_") else getattr(s, name)
-        intervals = s.depth_intervals.get(name)
-        tokens = self.tokens(s.depth_basis)
-        return [
-            Estimate(
-                value=value,
-                low=intervals.low[k] if intervals else None,
-                high=intervals.high[k] if intervals else None,
-                num_prompts=self.num_prompts,
-                num_rounds=tokens.num_rounds if tokens else None,
-            )
-            for k, value in enumerate(values)
-        ]
+        """A depth array of the summary, or mass_REGION."""
+        return depth_estimates(self.summary, name)
 
 
 @dataclass(frozen=True)

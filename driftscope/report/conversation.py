@@ -1,15 +1,21 @@
-"""The words of a conversation: token ids into text, and what speculation did to each token. Knows no display."""
+"""The words of a conversation: token ids into text, and what speculation did to each token. Shared with the app.
+
+Knows no display. Text comes from the target's own tokenizer.json, read by `tokenizers`; where it is not found, ids are
+shown and the reason is said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from driftscope.report.text import single
 from driftscope.runs import RunInfo
 
 MAX_TOKENIZER_BYTES = 128 << 20
@@ -26,13 +32,12 @@ class Vocabulary:
     reason: str = ""
 
     def one(self, token_id: int | None) -> str:
-        """A single token; its id without a tokenizer; empty where it was not recorded."""
+        """A single token, as text that shows its blanks; its id without a tokenizer; empty where it was not recorded."""
         if token_id is None or token_id < 0:
             return ""
         if self.tokenizer is None:
             return f"#{token_id}"
-        text: str = self.tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
+        return single(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text that each token adds, in order; a character made of several tokens stands with its last one."""
@@ -40,16 +45,6 @@ class Vocabulary:
             return [f"#{token_id} " for token_id in token_ids]
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(self.tokenizer, token_id) or "" for token_id in token_ids]
-
-
-def vocabulary(info: RunInfo) -> Vocabulary:
-    """The tokenizer of the run's target: in its folder, or in the local cache of the Hub. Nothing is downloaded."""
-    for path in (info.target.path, info.target.name):
-        file = _tokenizer_file(path) if path else None
-        if file is not None:
-            return load_vocabulary(file)
-    where = info.target.path or info.target.name or "no target is named"
-    return Vocabulary(None, f"the target's tokenizer.json is not on this machine ({where})")
 
 
 def load_vocabulary(file: Path) -> Vocabulary:
@@ -60,6 +55,16 @@ def load_vocabulary(file: Path) -> Vocabulary:
         return Vocabulary(Tokenizer.from_file(str(file)))
     except Exception as error:  # tokenizers raises nothing narrower
         return Vocabulary(None, f"{file} cannot be read: {error}")
+
+
+def vocabulary(info: RunInfo, load: Callable[[Path], Vocabulary] = load_vocabulary) -> Vocabulary:
+    """The tokenizer of the run's target: in its folder, or in the local cache of the Hub. Nothing is downloaded."""
+    for path in (info.target.path, info.target.name):
+        file = _tokenizer_file(path) if path else None
+        if file is not None:
+            return load(file)
+    where = info.target.path or info.target.name or "no target is named"
+    return Vocabulary(None, f"the target's tokenizer.json is not on this machine ({where})")
 
 
 def _tokenizer_file(path: str) -> Path | None:
@@ -85,16 +90,8 @@ class TokenFates:
     round_index: np.ndarray  # int32 [token]
 
 
-def token_fates(
-    start: Sequence[int],
-    num_drafts: Sequence[int],
-    accepted_drafts: Sequence[int],
-    *,
-    num_tokens: int,
-    num_prompt_tokens: int,
-    num_response_tokens: int,
-) -> TokenFates:
-    """The walk's rounds in order, all [round].
+def token_fates(rounds: pa.Table, *, num_tokens: int, num_prompt_tokens: int, num_response_tokens: int) -> TokenFates:
+    """`rounds`: the walk in order, with the columns start, num_drafts and accepted_drafts.
 
     A round that starts at t drafts for positions t+2 on: its accepted drafts stand at t+2 .. t+1+accepted, the target's
     own token at t+2+accepted. Position P, the first of the response, is the prefill's.
@@ -104,7 +101,8 @@ def token_fates(
     end = num_prompt_tokens + num_response_tokens
     kind[:num_prompt_tokens] = KINDS.index("prompt")
     kind[num_prompt_tokens : num_prompt_tokens + 1] = KINDS.index("first")
-    for index, (t, drafts, accepted) in enumerate(zip(start, num_drafts, accepted_drafts, strict=True)):
+    columns = (rounds[name].to_pylist() for name in ("start", "num_drafts", "accepted_drafts"))
+    for index, (t, drafts, accepted) in enumerate(zip(*columns, strict=True)):
         own = t + 2 + accepted  # the target's token
         kind[t + 2 : min(own, end)] = KINDS.index("accepted")
         round_index[t + 2 : min(own + 1, end)] = index

@@ -21,12 +21,4 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   matchMedia("print").addEventListener("change", draw);
   document.documentElement.dataset.drawn = "yes";
-
-  // On paper everything is open.
-  const closed = [];
-  addEventListener("beforeprint", () => document.querySelectorAll("details:not(.words):not([open])").forEach((d) => {
-    closed.push(d);
-    d.open = true;
-  }));
-  addEventListener("afterprint", () => closed.splice(0).forEach((d) => { d.open = false; }));
 })();

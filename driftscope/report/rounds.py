@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from driftscope.report.contents import Contents, ReportRun
 from driftscope.report.conversation import KINDS, Vocabulary, token_fates, vocabulary
 from driftscope.report.tables import Table, number
-from driftscope.report.text import clean, label, piece, single
+from driftscope.report.text import clean, label, piece
 from driftscope.runs.schema import BatchKey
 
 NUM_OF_SERIES = 3
@@ -134,7 +134,7 @@ def _depth_table(depths: list[dict[str, Any]], words: Vocabulary, has_text: bool
         outcome = {1: "accepted", 0: "rejected"}.get(d["accepted"], "not reached")
         reason = (d["rejection_reason"] or "").replace("_", " ") if d["accepted"] == 0 else ""
         fresh = {1: "right", 0: "wrong"}.get(d["fresh_right"], "") if d["accepted"] is not None else ""
-        tokens = [single(words.one(d["draft_token"])), single(words.one(d["target_token"]))] if has_text else []
+        tokens = [words.one(d["draft_token"]), words.one(d["target_token"])] if has_text else []
         rows.append(
             [
                 str(d["depth"]),
@@ -167,12 +167,7 @@ def _excerpt(run: ReportRun, row: dict[str, Any], prompt: dict[str, Any], words:
     walk = run.run.rounds(columns, filter=_same(row, BatchKey._fields) & pc.field("on_walk")).sort_by("start")
     num_prompt, num_response = prompt["num_prompt_tokens"], prompt["num_response_tokens"]
     end = min(len(prompt["token_ids"]), num_prompt + num_response)
-    fates = token_fates(
-        *(walk[name].to_pylist() for name in columns[1:]),
-        num_tokens=end,
-        num_prompt_tokens=num_prompt,
-        num_response_tokens=num_response,
-    )
+    fates = token_fates(walk, num_tokens=end, num_prompt_tokens=num_prompt, num_response_tokens=num_response)
     index = walk["round_id"].to_pylist().index(row["round_id"])
     first = max(0, row["start"] + 2 - TOKENS_BEFORE)
     last = min(end, row["start"] + 3 + row["accepted_drafts"] + TOKENS_AFTER)

@@ -1,0 +1,44 @@
+"""A condition's summary -> what figures draw: numbers with their interval and n. Shared with the app."""
+
+from __future__ import annotations
+
+from driftscope.figures import Estimate
+from driftscope.summary import ConditionSummary, TokensPerRound
+
+
+def tokens_of(summary: ConditionSummary, basis: str) -> TokensPerRound | None:
+    """`basis`: walk or dense."""
+    return summary.walk if basis == "walk" else summary.dense
+
+
+def tokens_estimate(summary: ConditionSummary, basis: str) -> Estimate:
+    """tokens_per_round; degenerate prompts are left out of n, as of the mean."""
+    tokens = tokens_of(summary, basis)
+    num_prompts = summary.num_prompts - summary.num_degenerate
+    if tokens is None:
+        return Estimate(value=None, num_prompts=num_prompts)
+    return Estimate(
+        value=tokens.tokens_per_round,
+        low=tokens.low,
+        high=tokens.high,
+        num_prompts=num_prompts,
+        num_rounds=tokens.num_rounds,
+    )
+
+
+def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:
+    """A depth array of the summary with its intervals; mass_REGION is looked up among the masses."""
+    region = name.removeprefix("mass_")
+    values = summary.mass.get(region, []) if name.startswith("mass_") else getattr(summary, name)
+    intervals = summary.depth_intervals.get(name)
+    tokens = tokens_of(summary, summary.depth_basis)
+    return [
+        Estimate(
+            value=value,
+            low=intervals.low[k] if intervals else None,
+            high=intervals.high[k] if intervals else None,
+            num_prompts=summary.num_prompts - summary.num_degenerate,
+            num_rounds=tokens.num_rounds if tokens else None,
+        )
+        for k, value in enumerate(values)
+    ]
