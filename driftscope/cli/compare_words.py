@@ -90,11 +90,13 @@ def gate_words(gate: Gate) -> str:
     if not gate.is_decided:
         said = "NOT DECIDED in any cell: fewer than 5 prompts, so no interval"
         return said if num[Outcome.not_decided] else "NOT DECIDED in any cell: the metric is missing"
-    if gate.is_failed:
-        said = f"FAILS in {num[Outcome.fails]} of {num_judged} cells"
+    rule = "whole interval" if gate.fail_on == "interval" else "point estimate"
+    if num_judged == 1:
+        said = "FAILS" if gate.is_failed else "passes"
     else:
-        said = f"passes in {'all' if num_judged > 1 else 'the'} {num_judged} cell{'s' if num_judged > 1 else ''}"
-    rule = "whole interval, Holm-corrected over the cells" if gate.fail_on == "interval" else "point estimate"
+        said = f"FAILS in {num[Outcome.fails]} of" if gate.is_failed else "passes in all"
+        said += f" {num_judged} cells"
+        rule += ", Holm-corrected over the cells" if gate.fail_on == "interval" else ""
     said += f" ({rule})"
     if num[Outcome.not_decided]:
         said += f"; {num[Outcome.not_decided]} not decided (fewer than 5 prompts)"
@@ -109,7 +111,7 @@ def gate_words(gate: Gate) -> str:
 def outcome_of(comparison: Comparison) -> str:
     """The whole in a few words."""
     if not comparison.gates:
-        return f"{len(comparison.cells)} cells compared"
+        return f"{len(comparison.cells)} {'cell' if len(comparison.cells) == 1 else 'cells'} compared"
     if comparison.exit_code == 1:
         return "gate failed"
     return "gate passed" if comparison.exit_code == 0 else "gate not decided"
