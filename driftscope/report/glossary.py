@@ -31,6 +31,9 @@ WORDS = {
     "vLLM's own engine / an engine's counts, without what happened inside the drafter.",
     "fresh": "What depth 1 predicts at the same slot with the target's true features.",
     "forced": "A text that this target did not write; it has no walk.",
+    "candidates": "The most probable tokens of the drafter and of the target at one depth, each with its probability.",
+    "intervention": "One change to one thing, and acceptance measured again on the same prompts.",
+    "gain": "Tokens per round with an intervention less those without, over dense starts, paired by prompt.",
 }
 REASONS = {
     "out_of_draft_vocab": "the token that the target emits is outside the draft vocabulary",

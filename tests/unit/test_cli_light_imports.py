@@ -38,6 +38,8 @@ def test_imports(module: str) -> None:
         "show --help",
         "show RUN",
         "show RUN --json",
+        "advise RUN",
+        "report RUN -o OUT",
         "compare --help",
         "compare RUN --by drafter",
         "compare RUN --by drafter --markdown",
@@ -50,7 +52,10 @@ def test_imports(module: str) -> None:
 )
 def test_commands(arguments: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "a.drift")
-    filled = [{"RUN": str(run), "FOLDER": str(tmp_path)}.get(word, word) for word in arguments.split()]
+    filled = [
+        {"RUN": str(run), "FOLDER": str(tmp_path), "OUT": str(tmp_path / "r.html")}.get(word, word)
+        for word in arguments.split()
+    ]
     result = _run(f"import driftscope.cli\nassert driftscope.cli.main({filled!r}) == 0\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout
