@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from probes.attention.kernel import Band, attend
-from probes.attention.masses import Masses, OwnChain, attend_regions, merge_masses, merge_own, own_logits
+from probes.attention.masses import Masses, OwnChain, attend_regions, merge_chain, merge_own, own_logits
 from probes.attention.slots import SLOT_REGIONS
 from probes.drafter.model import Drafter
 from probes.errors import InputError
@@ -156,25 +156,23 @@ def step(
         scale = layer.head_dim**-0.5
         q, k, v, residual = layer.project(embeds, hidden, rotation)
         band = Band.causal(start, query_position=position, window=layer.window)
-        k_true, v_true = cache.k[index], cache.v[index]
-        seen = None
-        if regions is None:
-            out, lse = attend(q, k_true, v_true, band, scale)
-        else:
-            seen = attend_regions(q, k_true, v_true, regions, len(SLOT_REGIONS), band, scale)
-            out, lse = seen.out, seen.lse
-        logits = None
+        chain = None
         if own is not None:
             before = own[index] if own else None
             chain = OwnChain(
                 k[:, None] if before is None else torch.cat([before.k, k[:, None]], dim=1),
                 v[:, None] if before is None else torch.cat([before.v, v[:, None]], dim=1),
             )
-            logits = own_logits(q, chain, scale, layer.window)
-            out = merge_own(out, lse, logits, chain)
             chains.append(chain)
-        if seen is not None:
-            masses.append(merge_masses(seen, logits))
+        k_true, v_true = cache.k[index], cache.v[index]
+        if regions is None:
+            out, lse = attend(q, k_true, v_true, band, scale)
+            if chain is not None:
+                out = merge_own(out, lse, own_logits(q, chain, scale, layer.window), chain)
+        else:
+            seen = attend_regions(q, k_true, v_true, regions, len(SLOT_REGIONS), band, scale)
+            out, mass = merge_chain(q, seen, chain, scale, layer.window)
+            masses.append(mass)
         queries.append(q)
         attn = layer.attention_branch(out.flatten(-2))
         stream = residual + attn

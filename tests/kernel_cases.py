@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probes.attention import chain_kernel
 from probes.attention.kernel import Band
+from probes.attention.masses import BandAttention, OwnChain, merge_masses, merge_own, own_logits
 from probes.attention.region_kernel import Blocks, Paged, attend_banded, attend_paged
 from tests.region_oracle import assert_agrees, attend_exactly
 
@@ -157,3 +159,33 @@ def check_paged(case: PagedCase, device: str) -> None:
         where = region[r, :length].to(device)
         expected = attend_exactly(q[rows], own_k, own_v, is_seen, where, 5, case.head_dim**-0.5, sink=sink)
         assert_agrees(type(found)(*(x[rows] for x in found)), expected, v, where, None)
+
+
+def check_chain(device: str, dtype: torch.dtype, *, window: int | None, num_own: int, is_empty: bool) -> None:
+    """The own-chain kernel against the torch operations that it stands for; `is_empty`: nothing of the band is seen."""
+    generator = torch.Generator().manual_seed(num_own)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    q, own = random(4, 6, 24), OwnChain(random(4, num_own, 2, 24), random(4, num_own, 2, 24))
+    mass = torch.rand(4, 6, 10, generator=generator).to(device)
+    mass = torch.zeros_like(mass) if is_empty else mass / mass.sum(-1, keepdim=True)
+    lse = torch.randn(4, 6, generator=generator).to(device)
+    entropy = torch.rand(4, 6, generator=generator).to(device)
+    out = random(4, 6, 24)
+    if is_empty:
+        out, lse, entropy = torch.zeros_like(out), torch.full_like(lse, -torch.inf), torch.zeros_like(entropy)
+    band = BandAttention(out, lse, mass, entropy)
+    logits = own_logits(q, own, 0.3, window)
+    wide = OwnChain(own.k.float(), own.v.float())
+    expected, expected_out = merge_masses(band, logits), merge_own(out.float(), lse, logits, wide)
+    found_out, found_lse, found_mass, found_own, found_entropy = chain_kernel.merge(q, *own, band, 0.3, window)
+    expected_mass = torch.cat([expected.region, expected.current[..., None]], dim=-1)
+    for found, reference in (
+        (found_lse, expected.lse), (found_mass, expected_mass), (found_own, expected.own),
+        (found_entropy, expected.entropy),
+    ):  # fmt: skip
+        torch.testing.assert_close(found, reference, atol=1e-5, rtol=0)
+    tolerance = 1e-5 if dtype == torch.float32 else 2.0**-7 * float(own.v.abs().max())
+    torch.testing.assert_close(found_out.float(), expected_out, atol=tolerance, rtol=0)

@@ -26,12 +26,13 @@ class Masses(NamedTuple):
 
 
 class BandAttention(NamedTuple):
-    """Attention over a band of true-feature slots. region + current sum to 1, or all are 0 where the band is empty."""
+    """Attention over a band of true-feature slots. The masses of a head sum to 1, or are 0 where the band is empty."""
 
     out: Float[Tensor, "query head head_dim"]
     lse: Float[Tensor, "query head"]
-    region: Float[Tensor, "query head region"]  # the current slot, the last one that a query sees, taken out
-    current: Float[Tensor, "query head"]
+    mass: Float[
+        Tensor, "query head region_and_current"
+    ]  # the current slot, the last that a query sees, is the last column
     entropy: Float[Tensor, "query head"]
 
 
@@ -86,7 +87,7 @@ def attend_regions(
         found = attend_banded(q, k, v, band, scale, region=region, num_regions=num_regions)
         assert found.mass is not None
         assert found.entropy is not None
-        return BandAttention(found.out, found.lse, found.mass[..., :-1], found.mass[..., -1], found.entropy)
+        return BandAttention(found.out, found.lse, found.mass, found.entropy)
     return attend_regions_plain(q, k, v, region, num_regions, band, scale)
 
 
@@ -118,19 +119,33 @@ def attend_regions_plain(
     mean_k, _ = attend(q, k, k, band, scale)
     entropy = lse - (q * mean_k).sum(dim=-1) * scale
     if band.is_empty:
-        return BandAttention(out, lse, mass, torch.zeros_like(lse), torch.zeros_like(lse))
+        return BandAttention(out, lse, torch.nn.functional.pad(mass, (0, 1)), torch.zeros_like(lse))
     current = band.last + torch.arange(len(q), device=q.device)
     repeats = q.shape[1] // num_kv_heads
     current_logit = (q * k[current].repeat_interleave(repeats, dim=1)).sum(dim=-1) * scale
     current_mass = (current_logit - lse).exp()
     mass = (mass - current_mass[..., None] * one_hot[current][:, None, :]).clamp_min(0.0)
-    return BandAttention(out, lse, mass, current_mass, entropy)
+    return BandAttention(out, lse, torch.cat([mass, current_mass[..., None]], dim=-1), entropy)
 
 
-def merge_masses(band: BandAttention, logits: Float[Tensor, "query head own"] | None) -> Masses:
-    """The band's masses and the own chain's over one softmax. `logits` of the own slots: `own_logits`; None at depth 1."""
-    if logits is None:
-        return Masses(band.region, band.current, torch.zeros_like(band.lse), band.entropy.clamp_min(0.0), band.lse)
+def merge_chain(
+    q: Float[Tensor, "query head head_dim"], band: BandAttention, own: OwnChain | None, scale: float, window: int | None
+) -> tuple[Float[Tensor, "query head head_dim"], Masses]:
+    """Output and masses of one softmax over the band and the own chain; `own` is None at depth 1."""
+    if own is None:
+        none = torch.zeros_like(band.lse)
+        return band.out, Masses(band.mass[..., :-1], band.mass[..., -1], none, band.entropy.clamp_min(0.0), band.lse)
+    if has_kernel(q):
+        from probes.attention import chain_kernel
+
+        out, lse, mass, own_mass, entropy = chain_kernel.merge(q, own.k, own.v, band, scale, window)
+        return out, Masses(mass[..., :-1], mass[..., -1], own_mass, entropy, lse)
+    logits = own_logits(q, own, scale, window)
+    return merge_own(band.out, band.lse, logits, own), merge_masses(band, logits)
+
+
+def merge_masses(band: BandAttention, logits: Float[Tensor, "query head own"]) -> Masses:
+    """The band's masses and the own chain's over one softmax. `logits` of the own slots: `own_logits`."""
     logits = logits.float()
     total = torch.logaddexp(band.lse, logits.logsumexp(dim=-1))
     in_band = (band.lse - total).exp()
@@ -138,9 +153,10 @@ def merge_masses(band: BandAttention, logits: Float[Tensor, "query head own"] | 
     probability = (-surprise).exp()
     entropy = in_band * band.entropy + torch.where(in_band > 0, in_band * (total - band.lse), 0.0)
     entropy = entropy + torch.where(probability > 0, probability * surprise, 0.0).sum(dim=-1)
+    mass = band.mass * in_band[..., None]
     return Masses(
-        region=band.region * in_band[..., None],
-        current=band.current * in_band,
+        region=mass[..., :-1],
+        current=mass[..., -1],
         own=probability.sum(dim=-1),
         entropy=entropy.clamp_min(0.0),
         lse=total,

@@ -126,10 +126,8 @@ class LlamaDrafterLayer(nn.Module):
             return None
         x, _ = self.read(embeds, hidden)
         attn, size = self.self_attn, embeds.shape[-1]
-        inner, square = torch.zeros((), device=x.device), torch.zeros((), device=x.device)
-        for weight in (attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight):  # products in the model's dtype
-            from_embed = linear(x[..., :size], weight[:, :size]).float()
-            total = from_embed + linear(x[..., size:], weight[:, size:]).float()
-            inner = inner + (from_embed * total).sum(dim=-1)
-            square = square + total.square().sum(dim=-1)
+        weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])
+        from_embed = linear(x[..., :size], weight[:, :size]).float()  # products in the model's dtype, sums in float32
+        total = from_embed + linear(x[..., size:], weight[:, size:]).float()
+        inner, square = torch.linalg.vecdot(from_embed, total), torch.linalg.vecdot(total, total)
         return inner / torch.where(square > 0, square, torch.nan)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from probes.attention.kernel import Band
-from probes.attention.masses import OwnChain, attend_regions_plain, merge_masses, merge_own, own_logits
+from probes.attention.masses import OwnChain, attend_regions_plain, merge_chain
 from probes.attention.region_kernel import Blocks, RegionAttention, attend_banded
-from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_paged
+from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
 from tests.region_oracle import assert_agrees, attend_exactly
 
 SMALL = Blocks(rows=16, slots=16, num_warps=4, num_stages=1)
@@ -70,9 +70,8 @@ def test_the_torch_counterpart(window: int | None) -> None:
     query, slot = torch.arange(7), torch.arange(50)
     is_seen = (slot <= band.last + query[:, None]) & (slot >= band.first + query[:, None])
     found = attend_regions_plain(q, k, v, region, 9, band, 32**-0.5)
-    mass = torch.cat([found.region, found.current[..., None]], dim=-1)
     expected = attend_exactly(q, k, v, is_seen, region, 9, 32**-0.5, current=band.last + query)
-    assert_agrees(RegionAttention(found.out, found.lse, mass, found.entropy), expected, v, region, band.last + query)
+    assert_agrees(RegionAttention(*found), expected, v, region, band.last + query)
 
 
 def test_the_own_chain_merges_into_one_softmax() -> None:
@@ -83,8 +82,7 @@ def test_the_own_chain_merges_into_one_softmax() -> None:
     region = torch.randint(4, (20,), dtype=torch.uint8)
     band = Band.causal(17, query_position=22, window=9)
     seen = attend_regions_plain(q, k, v, region, 4, band, 0.25)
-    logits = own_logits(q, own, 0.25, 9)
-    masses, out = merge_masses(seen, logits), merge_own(seen.out, seen.lse, logits, own)
+    out, masses = merge_chain(q, seen, own, 0.25, 9)
     for i in range(3):
         keys, values = torch.cat([k, own.k[i]]), torch.cat([v, own.v[i]])
         slot = torch.arange(20)
@@ -98,6 +96,12 @@ def test_the_own_chain_merges_into_one_softmax() -> None:
         torch.testing.assert_close(masses.entropy[i].double(), one.entropy[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(masses.lse[i].double(), one.lse[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(out[i].double(), one.out[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("window", "num_own"), [(None, 1), (None, 5), (3, 5), (2, 12)])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_the_chain_kernel_merges_as_torch_does(window: int | None, num_own: int, is_empty: bool) -> None:
+    check_chain("cpu", torch.float32, window=window, num_own=num_own, is_empty=is_empty)
 
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probes.attention.kernel import Band
 from probes.attention.region_kernel import attend_banded, choose_splits
-from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_paged
+from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -86,3 +86,9 @@ def test_few_programs_are_split() -> None:
     assert choose_splits(device, 8, 2048) > 8
     assert choose_splits(device, 4096, 2048) == 1
     assert choose_splits(device, 8, 3) == 1
+
+
+@pytest.mark.parametrize(("window", "num_own", "is_empty"), [(None, 1, False), (3, 6, False), (2, 6, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chain_of_its_own_is_merged(window: int | None, num_own: int, is_empty: bool, dtype: torch.dtype) -> None:
+    check_chain("cuda", dtype, window=window, num_own=num_own, is_empty=is_empty)
