@@ -190,7 +190,7 @@ def _one_run(sides: Sequence[Side]) -> InputError:
 
 
 def _nothing(reasons: Sequence[str]) -> InputError:
-    remedy = "compare runs of the same prompts, K, temperature and acceptance rule; --by compares inside a run"
+    remedy = "compare runs of the same prompts, K, temperature and acceptance rule, with the same names; or use --by"
     if any("no walk" in reason for reason in reasons):
         remedy = "without a walk, compare dense rounds: --metric dense.tokens_per_round"
     return InputError(

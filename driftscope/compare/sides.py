@@ -23,6 +23,8 @@ By = Literal["drafter", "system_prompt", "template", "context"]
 COLUMN_OF = {"context": "context_tokens"}
 """Where a --by word is not the column's name."""
 
+MOST_VALUES = 4  # in one message
+
 ConditionKey = tuple[str, str, str, int]
 
 
@@ -136,8 +138,8 @@ def match_runs(runs: Sequence[Sequence[Side]], names: Sequence[str], baseline: s
             if side.key in theirs:
                 matches.append(Match(side, theirs.pop(side.key)))
             else:
-                unmatched.append(Unmatched(side, True, f"{name} has no such condition"))
-        unmatched += [Unmatched(side, False, f"{names[index]} has no such condition") for side in theirs.values()]
+                unmatched.append(Unmatched(side, True, _why_unmatched(side, base, name)))
+        unmatched += [Unmatched(side, False, _why_unmatched(side, sides, names[index])) for side in theirs.values()]
     return Matching(name, matches, unmatched, notes)
 
 
@@ -175,6 +177,16 @@ def match_values(sides: Sequence[Side], by: By, baseline: str | None) -> Matchin
         if is_base[index] and index not in used:
             unmatched.append(Unmatched(side, False, f"no condition with another {by} and all else equal"))
     return Matching(value, matches, unmatched, [])
+
+
+def _why_unmatched(side: Side, others: Sequence[Side], name: str) -> str:
+    """Which value of the condition the run `name` lacks, and what it has instead."""
+    for column, what in enumerate(CONDITION):
+        values = list(dict.fromkeys(str(other.key[column]) for other in others))
+        if str(side.key[column]) not in values:
+            listed = ", ".join(values[:MOST_VALUES]) + (", .." if len(values) > MOST_VALUES else "")
+            return f"{name} has no {what} {side.key[column]}" + (f", but {listed}" if values else "")
+    return f"{name} has each of these, but not together"
 
 
 def _renamed(base: Sequence[Side], sides: Sequence[Side]) -> dict[tuple[int, str], str]:

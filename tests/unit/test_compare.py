@@ -16,8 +16,8 @@ from driftscope.runs import Run, RunInfo, read_run
 from driftscope.summary import summarise
 from probes.errors import InputError
 from probes.record import REGIONS
-from tests.synthetic_run import make_info, make_records, write_run
-from tests.unit.compare_runs import Cell, equal, noise, run_info, walk_sums, worse_in, write
+from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
+from tests.unit.compare_runs import noise, run_info, walk_sums, worse_in, write
 
 
 def only(comparison: Comparison) -> MetricDifference:
@@ -188,15 +188,24 @@ def test_releases_of_a_system_prompt_are_matched_by_its_name(tmp_path: Path) -> 
         ("new/eagle3/billing@3/0", "old/eagle3/billing@3/0"),
     ]
     assert [(n.candidate is None, n.reason) for n in comparison.not_compared] == [
-        (False, "old has no such condition"),
-        (True, "new has no such condition"),
+        (False, "old has no system_prompt farewell@1, but support@7, billing@3, greeting@1"),
+        (True, "new has no system_prompt greeting@1, but support@8, billing@3, farewell@1"),
     ]
 
 
 def test_context_lengths_are_never_taken_for_each_other(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old.drift", contexts=(0,)), write(tmp_path / "new.drift", contexts=(512,))
-    with pytest.raises(InputError, match="no such condition"):
+    with pytest.raises(InputError, match="old has no context_tokens 512, but 0; new has no context_tokens 0, but 512"):
         compare([old, new])
+
+
+def test_conditions_that_a_run_has_in_other_combinations(tmp_path: Path) -> None:
+    old = write(tmp_path / "old.drift", system_prompts=("a", "b"))
+    new = read_run(write_run(tmp_path / "new.drift", _records(("a", 0), ("b", 512)), run_info()))
+    assert keys(compare([old, new])) == [("new/eagle3/a/0", "old/eagle3/a/0")]
+    more = write(tmp_path / "more.drift", system_prompts=("a", "b"), contexts=(0, 512))
+    reasons = [one.reason for one in compare([new, more]).not_compared]
+    assert reasons == ["new has each of these, but not together"] * 2
 
 
 def test_by_compares_inside_a_run(tmp_path: Path) -> None:
@@ -416,18 +425,17 @@ def test_a_cell_is_compared_even_where_the_run_is_incomplete(tmp_path: Path) -> 
     old = write(tmp_path / "old.drift")
     path = tmp_path / "new.drift"
     with pytest.raises(RuntimeError, match="out of memory"):
-        write_run(path, _some_records(), error=RuntimeError("out of memory"))
+        write_run(path, _records(("default", 0)), error=RuntimeError("out of memory"))
     comparison = compare([old, read_run(path)])
     assert comparison.cells[0].num_paired == 3
     assert any(note.startswith("new is failed") for note in comparison.notes)
 
 
-def _some_records() -> list[Any]:
-    from tests.synthetic_run import make_batch, make_prompt
-
+def _records(*conditions: tuple[str, int]) -> list[Any]:
+    """Three prompts under each system prompt and context length."""
     records: list[Any] = []
-    for number in range(3):
-        prompt = make_prompt(f"p{number}", seed=number)
-        cell: Cell = ("eagle3", "default", 0)
-        records += [prompt, make_batch(prompt, accepted_drafts=equal(cell, number))]
+    for system, context in conditions:
+        for number in range(3):
+            prompt = make_prompt(f"p{number}", system_prompt=system, context_tokens=context, seed=number)
+            records += [prompt, make_batch(prompt, accepted_drafts=noise(number))]
     return records

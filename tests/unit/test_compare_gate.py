@@ -254,7 +254,7 @@ def test_the_text_names_what_fails_and_what_was_left_out(tmp_path: Path, capsys:
     assert out.count("FAILS\n") + out.count("FAILS ") >= 2  # the row, and the gate's sentence
     assert "Prompts left out, over all cells: 2 with a degenerate response on either side." in said
     assert "Not compared (4):" in said
-    assert "new: eagle3, added, context 0: old has no such condition" in said
+    assert "new: eagle3, added, context 0: old has no system_prompt added, but v7, gone" in said
 
 
 HOSTILE = "v8 | **bold** `code` <script>alert(1)</script> @everyone [x](http://e.x) \\| $a$ \u202eevil\nnext"
