@@ -95,6 +95,12 @@ def wait_until_done(page: Page) -> None:
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=TIMEOUT_MS)
 
 
+def wait_for_address(page: Page, part: str) -> None:
+    """The script that answers the last click has ended: its last act is to write what it shows into the URL."""
+    page.wait_for_url(lambda url: part in url, timeout=TIMEOUT_MS)
+    wait_until_done(page)
+
+
 def long_conversation(folder: Path) -> Path:
     """One conversation of 32,000 tokens, replayed from every position with both drafters."""
     path = folder / "long.drift"
@@ -119,14 +125,13 @@ def measure_rounds(run: Path, page: Page) -> None:
         page.locator(".round").first.wait_for(timeout=TIMEOUT_MS)
         print(f"  until its first tokens           {seconds(begin):6.2f} s")
         wait_until_done(page)
-        for what, control in (
-            ("another round", page.locator(".round").nth(5)),
-            ("another page", page.get_by_test_id("stPagination").get_by_role("button", name="Next")),
+        for what, control, address in (
+            ("another round", page.locator(".round").nth(5), "round=6"),
+            ("another page", page.get_by_test_id("stPagination").get_by_role("button", name="Next"), "token="),
         ):
             begin = time.perf_counter()
             control.click()
-            page.wait_for_selector("[data-testid=stApp][data-test-script-state=running]", timeout=TIMEOUT_MS)
-            wait_until_done(page)
+            wait_for_address(page, address)
             print(f"  {what:<32} {seconds(begin):6.2f} s")
         now, most = server.memory_mb()
         print(f"  server memory: {now:,.0f} MB now, {most:,.0f} MB at most")
@@ -175,8 +180,7 @@ def measure(run: Path, page: Page) -> None:
             chip = page.get_by_test_id("stSidebar").get_by_role("button", name=SYSTEM_PROMPTS[number], exact=True)
             begin = time.perf_counter()
             chip.click()
-            page.wait_for_selector("[data-testid=stApp][data-test-script-state=running]", timeout=TIMEOUT_MS)
-            wait_until_done(page)
+            wait_for_address(page, f"system_prompt={SYSTEM_PROMPTS[number]}")
             took.append(seconds(begin))
         print(f"  Compare, after a filter change   {statistics.median(took):6.2f} s (median of {len(took)})")
         now, most = server.memory_mb()
