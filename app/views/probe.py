@@ -124,9 +124,19 @@ def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
     count = int(st.session_state.setdefault("probe_num_own", 0))
     for number in range(count):
         with st.container(border=True):
-            own = st.text_input(
-                "Name", f"mine-{number + 1}", key=f"probe_own_name_{number}", max_chars=64, persist_state="session"
-            ).strip()
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                own = st.text_input(
+                    "Name", f"mine-{number + 1}", key=f"probe_own_name_{number}", max_chars=64, persist_state="session"
+                ).strip()
+                st.selectbox(
+                    "Start from",
+                    list(samples),
+                    index=None,
+                    key=f"probe_own_from_{number}",
+                    on_change=_copy_sample,
+                    args=(number, samples),
+                    placeholder="an empty one",
+                )
             text = st.text_area(
                 "System prompt", key=f"probe_own_text_{number}", height=140, max_chars=200_000, persist_state="session"
             )
@@ -161,6 +171,13 @@ def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
         names.add(own)
         text = _decoded(upload.name, upload.getvalue(), asked)
         _own_system_prompt(runs, name, own, text, asked)
+
+
+def _copy_sample(number: int, samples: dict[str, Path]) -> None:
+    """A ready-made system prompt as the text to edit."""
+    chosen = st.session_state[f"probe_own_from_{number}"]
+    if chosen is not None:
+        st.session_state[f"probe_own_text_{number}"] = samples[chosen].read_text(encoding="utf-8")
 
 
 def _own_system_prompt(runs: Path, name: str, own: str, text: str, asked: Asked) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 
+from driftscope.builtin import sample_prompts
 from driftscope.cli import main
 from tests.app.conftest import OpenApp, checked, texts
 
@@ -81,6 +82,20 @@ def test_typed_prompts_become_files_of_the_command(open_app: OpenApp, tmp_path: 
     assert turns == ["First line\nsecond line", "Another"]
     assert os.stat(tmp_path / ".probes").st_mode & 0o077 == 0
     wait_until_ended(tmp_path, "probe-1")
+
+
+def test_a_ready_made_system_prompt_can_be_edited(open_app: OpenApp, tmp_path: Path) -> None:
+    at = open_app("probe", folder=tmp_path)
+    next(b for b in at.button if b.label == "Write one").click()
+    checked(at.run())
+    at.selectbox(key="probe_own_from_0").set_value("german")
+    checked(at.run())
+    text = (sample_prompts() / "system" / "german.txt").read_text()
+    assert at.text_area(key="probe_own_text_0").value == text
+    at.text_area(key="probe_own_text_0").set_value(text + "Antworte kurz.")
+    checked(at.run())
+    assert at.text_area(key="probe_own_text_0").value == text + "Antworte kurz."  # not overwritten again
+    assert any(word.startswith("mine-1=") for word in command(at))
 
 
 @pytest.mark.parametrize(

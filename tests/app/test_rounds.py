@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from driftscope.runs import Run, read_run
-from probes.record import PromptRecord
+from probes.record import NUM_CANDIDATES, PromptRecord
 from tests.app.conftest import OpenApp, charts, checked, lines, texts
 from tests.app.varied_run import DEPTH, varied_info
 from tests.synthetic_run import make_batch, make_info, make_prompt, write_run
@@ -204,6 +204,8 @@ def test_a_run_without_text_shows_boxes(open_app: OpenApp, tmp_path: Path) -> No
     at = open_app("rounds", folder=tmp_path)
     assert set(view(at)["pieces"]) == {"▯ "}
     assert "keeps no text" in texts(at)
+    assert texts(at).count("token not kept") % NUM_CANDIDATES == 0  # probabilities stay
+    assert texts(at).count("token not kept") > 0
 
 
 def test_forced_text_has_no_walk_and_says_so(open_app: OpenApp, tmp_path: Path) -> None:
