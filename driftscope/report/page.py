@@ -33,6 +33,7 @@ from probes.errors import InputError
 GENERATOR = "driftscope report"
 HERE = Path(__file__).parent
 _IN_BACKTICKS = re.compile("`([^`]+)`")
+MIN_HEIGHT = 170  # px; below it plotly has no room for an axis and its title
 PLOTLY_CONFIG = {
     "displaylogo": False,
     "displayModeBar": False,
@@ -65,7 +66,7 @@ class _Figures:
         layout = drawn["layout"]
         layout.pop("template", None)  # the page's own colours and fonts
         layout.pop("meta", None)
-        height = layout.pop("height")
+        height = max(layout.pop("height"), MIN_HEIGHT)
         self.data.append({"data": drawn["data"], "layout": layout})
         return {"id": f"figure-{len(self.data) - 1}", "alt": alt_text(figure), "height": height}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftscope.diagnosis.models import Verdict, VerdictId
 from driftscope.report.contents import Condition, Contents
@@ -40,13 +40,19 @@ class Unjudged:
 
 
 def verdict_groups(contents: Contents) -> list[VerdictGroup]:
-    """Causes first, those of most conditions before others; healthy last."""
+    """Causes first, those of most conditions before others; healthy last, series that are it in the same places as one."""
     groups: dict[tuple[VerdictId, str, str], list[tuple[Condition, Verdict]]] = {}
     for condition in contents.conditions:
         for verdict in condition.diagnosis.verdicts if condition.diagnosis else ():
             groups.setdefault((verdict.id, condition.series, verdict.confidence), []).append((condition, verdict))
     order = sorted(groups, key=lambda key: (key[0] is VerdictId.healthy, key[0] in _NO_CAUSE, -len(groups[key])))
-    return [_group(key, groups[key], len(contents.of_series(key[1]))) for key in order]
+    found = [_group(key, groups[key], len(contents.of_series(key[1]))) for key in order]
+    healthy: dict[tuple[str, str, str], list[VerdictGroup]] = {}
+    for group in found:
+        if group.kind == "good":
+            healthy.setdefault((group.confidence, group.where, group.places), []).append(group)
+    joined = [replace(own[0], series=", ".join(g.series for g in own)) for own in healthy.values()]
+    return [g for g in found if g.kind != "good"] + joined
 
 
 def _group(

@@ -22,6 +22,7 @@ from driftscope.report import make_report, write_report
 from driftscope.report.contents import read_contents
 from driftscope.report.pairs import compare_series
 from driftscope.report.text import clean, label, single
+from driftscope.report.verdicts import verdict_groups
 from driftscope.runs import TargetInfo, read_run
 from driftscope.runs.info import RunInfo
 from driftscope.summary import summarise
@@ -298,6 +299,25 @@ def test_other_depths_are_not_compared_and_other_prompts_neither(tmp_path: Path)
     assert comparison is not None
     assert {p.difference.difference for p in comparison.pairs} == {None}
     assert "have no prompt in common" in comparison.sentences[0]
+
+
+def test_alike_verdicts_stand_together_and_causes_first(tmp_path: Path) -> None:
+    records: list[Record] = []
+    for number in range(8):
+        for system_prompt in ("default", "v2"):
+            prompt = make_prompt(f"p{number}", system_prompt=system_prompt, num_response_tokens=40, seed=number)
+            good = [make_batch(prompt, drafter=d, accept_share=0.9, seed=number) for d in ("a", "b")]
+            records += [prompt, make_batch(prompt, accepted_drafts=np.zeros(39, int), seed=number), *good]
+    groups = verdict_groups(read_contents([write_run(tmp_path / "a.drift", records)]))
+    first, *_, last = groups
+    assert (first.kind, first.series, first.name) == ("cause", "eagle3", "wiring fault")
+    assert first.where == "in every condition"
+    assert first.evidence[0].startswith("default · 0: 0.000 of the first drafts are accepted")
+    assert first.remedy
+    assert (last.kind, last.series, last.where) == ("good", "a, b", "in every condition")
+    contents = read_contents([write_run(tmp_path / "b.drift", make_records(num_prompts=3))])
+    [note] = {(g.kind, g.name, g.where) for g in verdict_groups(contents)}
+    assert note == ("note", "not enough data", "in every condition")
 
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
