@@ -27,10 +27,12 @@ class Packing(NamedTuple):
     longest: int  # an upper bound of the lengths
 
 
-def is_causal(packing: Packing) -> Bool[Tensor, "row row"]:
-    """Whether row i sees the true-feature key of row j: j <= i, same conversation."""
+def is_causal(packing: Packing, oldest: int | None = None) -> Bool[Tensor, "row row"]:
+    """Whether row i sees the true-feature key of row j: j <= i, same conversation, and j >= i - oldest where given."""
     row = torch.arange(len(packing.conversation), device=packing.conversation.device)
-    return (row[:, None] >= row) & (packing.conversation[:, None] == packing.conversation)
+    age = row[:, None] - row
+    is_seen = (age >= 0) & (packing.conversation[:, None] == packing.conversation)
+    return is_seen if oldest is None else is_seen & (age <= oldest)
 
 
 def attend_plain(
@@ -40,13 +42,16 @@ def attend_plain(
     own_k: Float[Tensor, "own row kv_head head_dim"],
     own_v: Float[Tensor, "own row kv_head head_dim"],
     packing: Packing,
+    window: int | None = None,
 ) -> Float[Tensor, "row head head_dim"]:
-    """One softmax over true-feature and own keys; `own` may be 0 long (depth 1)."""
+    """One softmax over true-feature and own keys; `own` may be 0 long (depth 1). `window`, longer than any chain, counts
+    back from where the chain stands."""
     group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     own_k, own_v = own_k.repeat_interleave(group, dim=2), own_v.repeat_interleave(group, dim=2)
     scores = torch.einsum("ihd,jhd->ihj", q, k) * scale
-    scores = scores.masked_fill(~is_causal(packing)[:, None, :], -torch.inf)
+    oldest = None if window is None else window - 1 - len(own_k)
+    scores = scores.masked_fill(~is_causal(packing, oldest)[:, None, :], -torch.inf)
     own_scores = torch.einsum("ihd,oihd->iho", q, own_k) * scale
     p = torch.cat([scores, own_scores], dim=-1).softmax(dim=-1)
     p_base, p_own = p.split([scores.shape[-1], own_scores.shape[-1]], dim=-1)

@@ -88,5 +88,8 @@ def write_checkpoint(drafter: Drafter, folder: Path) -> None:
         "norm_output": spec.norm_output,
         "norm_before_residual": spec.norm_before_residual,
     }
+    if any(spec.sliding_window):
+        config["sliding_window"] = next(window for window in spec.sliding_window if window)
+        config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in spec.sliding_window]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from probes import live
+from probes.chain import SlotCache
 from probes.drafter.model import Drafter
 
 Tensors = dict[str, Tensor]
@@ -28,8 +30,9 @@ Config = dict[str, Any]
 class StaticFault:
     name: str
     right: tuple[str, ...]  # verdicts that name the cause
+    checks: tuple[str, ...]  # ids of `driftscope check` that name it; none where files cannot show it
     change: Callable[[Config, Tensors], None]
-    kind: str  # which demo drafter: eagle3 | eagle3.1
+    kind: str  # which sound drafter: eagle3 | eagle3.1 | tiny
 
 
 def _ids(ids: list[int]) -> Callable[[Config, Tensors], None]:
@@ -65,15 +68,46 @@ def _lost_fc_norm(config: Config, tensors: Tensors) -> None:
         del tensors[name]
 
 
+def _lost_fc_norm_flag(config: Config, tensors: Tensors) -> None:
+    config["fc_norm"] = False
+
+
+def _nested_ids(config: Config, tensors: Tensors) -> None:
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": config.pop("eagle_aux_hidden_state_layer_ids")}
+
+
+def _absolute_map(config: Config, tensors: Tensors) -> None:
+    tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+
+
 def _random_embedding(config: Config, tensors: Tensors) -> None:
     generator = torch.Generator().manual_seed(0)
     size = (config["vocab_size"], config["hidden_size"])
     tensors["embed_tokens.weight"] = (0.1 * torch.randn(size, generator=generator)).bfloat16()
 
 
-def _rope_theta(config: Config, tensors: Tensors) -> None:
-    config["rope_theta"] = 500.0
-    config["rope_parameters"]["rope_theta"] = 500.0
+def _missing_lm_head(config: Config, tensors: Tensors) -> None:
+    del tensors["lm_head.weight"]
+
+
+def _rope(**changes: object) -> Callable[[Config, Tensors], None]:
+    def change(config: Config, tensors: Tensors) -> None:
+        config["rope_parameters"] = {**config["rope_parameters"], **changes}
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+
+    return change
+
+
+def _lost_scaling(config: Config, tensors: Tensors) -> None:
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+
+
+def _few_positions(config: Config, tensors: Tensors) -> None:
+    config["max_position_embeddings"] = 256
+
+
+def _dropped_window(config: Config, tensors: Tensors) -> None:
+    del config["layer_types"]  # the window stays stated, as in configs written for another engine
 
 
 def _swapped_input(config: Config, tensors: Tensors) -> None:
@@ -82,21 +116,53 @@ def _swapped_input(config: Config, tensors: Tensors) -> None:
         tensors[key] = tensors[key].roll(config["hidden_size"], dims=1).contiguous()
 
 
+def _cut_vocabulary(config: Config, tensors: Tensors) -> None:
+    """Keeps the rows of the smallest target ids, one in four: byte and short tokens, hardly a word."""
+    kept = config["draft_vocab_size"] // 4
+    ids = (tensors["d2t"] + torch.arange(len(tensors["d2t"])))[:kept]
+    tensors["d2t"] = (ids - torch.arange(kept)).contiguous()
+    tensors["t2d"] = torch.zeros_like(tensors["t2d"])
+    tensors["t2d"][ids] = True
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:kept].contiguous()
+    config["draft_vocab_size"] = kept
+
+
 WIRING, FEEDBACK = ("wiring_fault",), ("feedback_fault", "wiring_fault")
 STATIC = (
-    StaticFault("ids_shifted", WIRING, _ids([3, 16, 28]), "eagle3"),
-    StaticFault("ids_other", WIRING, _ids([4, 10, 20]), "eagle3.1"),
-    StaticFault("fc_permuted", WIRING, _permuted, "eagle3"),
-    StaticFault("d2t_zeroed", WIRING, _zeroed_map, "eagle3.1"),
-    StaticFault("d2t_missing", WIRING, _missing_map, "eagle3"),
-    StaticFault("norm_output_lost", FEEDBACK, _flag("norm_output", False), "eagle3.1"),
-    StaticFault("norm_output_added", FEEDBACK, _flag("norm_output", True), "eagle3"),
-    StaticFault("norm_before_residual_added", FEEDBACK, _flag("norm_before_residual", True), "eagle3"),
-    StaticFault("fc_norm_lost", WIRING, _lost_fc_norm, "eagle3.1"),
-    StaticFault("embedding_random", WIRING, _random_embedding, "eagle3"),
-    StaticFault("rope_theta_wrong", WIRING, _rope_theta, "eagle3.1"),
-    StaticFault("input_swapped", WIRING, _swapped_input, "eagle3.1"),
+    StaticFault("ids_shifted", WIRING, ("DS105",), _ids([3, 16, 28]), "eagle3"),
+    StaticFault("ids_other", WIRING, (), _ids([4, 10, 20]), "eagle3.1"),
+    StaticFault("fc_permuted", WIRING, (), _permuted, "eagle3"),
+    StaticFault("d2t_zeroed", WIRING, ("DS302",), _zeroed_map, "eagle3.1"),
+    StaticFault("d2t_absolute", WIRING, ("DS303", "DS304", "DS306"), _absolute_map, "eagle3"),
+    StaticFault("d2t_missing", WIRING, ("DS301",), _missing_map, "eagle3"),
+    StaticFault("norm_output_lost", FEEDBACK, ("DS204",), _flag("norm_output", False), "eagle3.1"),
+    StaticFault("norm_output_added", FEEDBACK, ("DS204",), _flag("norm_output", True), "eagle3"),
+    StaticFault("norm_before_residual_added", FEEDBACK, ("DS209",), _flag("norm_before_residual", True), "eagle3"),
+    StaticFault("fc_norm_flag_lost", WIRING, ("DS201",), _lost_fc_norm_flag, "eagle3.1"),
+    StaticFault("fc_norm_lost", WIRING, ("DS204",), _lost_fc_norm, "eagle3.1"),
+    StaticFault("embedding_random", WIRING, (), _random_embedding, "eagle3"),
+    StaticFault("lm_head_missing", WIRING, ("DS504",), _missing_lm_head, "eagle3.1"),
+    StaticFault("rope_theta_wrong", WIRING, ("DS401",), _rope(rope_theta=500.0), "eagle3.1"),
+    StaticFault("max_positions_small", WIRING, ("DS409",), _few_positions, "eagle3"),
+    StaticFault("input_swapped", WIRING, (), _swapped_input, "eagle3.1"),
+    StaticFault("tiny ids_shifted", WIRING, (), _ids([0, 1, 2]), "tiny"),
+    StaticFault("tiny ids_nested", WIRING, ("DS101",), _nested_ids, "tiny"),
+    StaticFault("tiny fc_permuted", WIRING, (), _permuted, "tiny"),
+    StaticFault("tiny d2t_zeroed", WIRING, ("DS302",), _zeroed_map, "tiny"),
+    StaticFault("tiny d2t_absolute", WIRING, ("DS303", "DS304", "DS306"), _absolute_map, "tiny"),
+    StaticFault("tiny d2t_missing", WIRING, ("DS301",), _missing_map, "tiny"),
+    StaticFault("tiny norm_output_lost", FEEDBACK, ("DS204",), _flag("norm_output", False), "tiny"),
+    StaticFault("tiny norm_before_residual_added", FEEDBACK, ("DS209",), _flag("norm_before_residual", True), "tiny"),
+    StaticFault("tiny fc_norm_lost", WIRING, ("DS204",), _lost_fc_norm, "tiny"),
+    StaticFault("tiny embedding_random", WIRING, (), _random_embedding, "tiny"),
+    StaticFault("tiny rope_theta_wrong", WIRING, ("DS401",), _rope(rope_theta=100.0), "tiny"),
+    StaticFault("tiny rope_scaling_lost", WIRING, ("DS402",), _lost_scaling, "tiny"),
+    StaticFault("tiny max_positions_small", WIRING, ("DS409",), _few_positions, "tiny"),
+    StaticFault("tiny window_dropped", WIRING, ("DS411",), _dropped_window, "tiny"),
+    StaticFault("tiny input_swapped", WIRING, (), _swapped_input, "tiny"),
 )
+CUT_VOCABULARY = StaticFault("vocabulary_cut", ("vocabulary_gap",), (), _cut_vocabulary, "eagle3")
+"""Counted as dynamic: the checkpoint is sound, the text is not what its vocabulary was made for."""
 
 
 def break_checkpoint(sound: Path, folder: Path, fault: StaticFault) -> Path:
@@ -126,7 +192,52 @@ def zeroed_feedback() -> Iterator[None]:
         Drafter.predict = predict  # type: ignore[method-assign]
 
 
-def noisy_target(target: Path, folder: Path, *, scale: float = 0.05, seed: int = 0) -> Path:
+@contextmanager
+def stale_keys() -> Iterator[None]:
+    """The live loop keeps the chain's own keys and values of accepted drafts in place of those of true features."""
+    prefill, step = live.prefill, live.step
+    kept: dict[str, Any] = {"cache": None, "own": ()}
+
+    def remembering(drafter: Drafter, cache: SlotCache, *args: Any, **options: Any) -> Any:
+        output = step(drafter, cache, *args, **options)
+        kept["own"] = output.own
+        return output
+
+    def stale(drafter: Drafter, token_ids: Tensor, aux: Any, *, cache: SlotCache | None = None) -> SlotCache:
+        fresh = prefill(drafter, token_ids, aux, cache=cache)
+        own = kept["own"]
+        if cache is not None and cache is kept["cache"] and own:
+            first = cache.num_slots  # the round's drafts stand from here; the newest verified slot is drafted from
+            num = min(own[0].k.shape[1], fresh.num_slots - 1 - first)
+            keys, values = [k.clone() for k in fresh.k], [v.clone() for v in fresh.v]
+            for layer, chain in enumerate(own):
+                keys[layer][first : first + num] = chain.k[0, :num]
+                values[layer][first : first + num] = chain.v[0, :num]
+            fresh = SlotCache(tuple(keys), tuple(values))
+        kept["cache"], kept["own"] = fresh, ()
+        return fresh
+
+    live.prefill, live.step = stale, remembering  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        live.prefill, live.step = prefill, step
+
+
+def quantised_target(target: Path, folder: Path, *, group: int = 64) -> Path:
+    """Every layer's matrices rounded to 4 bits, symmetric, one scale for each `group` inputs; stored dequantised."""
+    shutil.copytree(target, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if ".layers." in name and weight.dim() == 2:
+            parts = weight.float().unflatten(1, (-1, group))
+            scale = parts.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 7
+            tensors[name] = ((parts / scale).round().clamp(-8, 7) * scale).flatten(1).to(weight.dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def noisy_target(target: Path, folder: Path, *, scale: float = 0.1, seed: int = 0) -> Path:
     """Gaussian noise of `scale` times each matrix's own standard deviation on every layer's weights."""
     shutil.copytree(target, folder)
     tensors = load_file(folder / "model.safetensors")

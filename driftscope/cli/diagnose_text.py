@@ -19,9 +19,7 @@ def print_diagnosis(out: Console, run: Run, diagnosis: Diagnosis) -> None:
     out.print(f"[bold]{escape(str(run.path))}[/bold]")
     for condition in diagnosis.conditions:
         _print_condition(out, condition)
-    out.print(
-        "\nGains in dense tokens_per_round, paired by prompt, 95 % interval; * = counted (Holm over the condition)."
-    )
+    out.print("\nGains in dense tokens_per_round, paired by prompt, 95 % interval; * = counted (docs/verdicts.md).")
     out.print(
         f"All of it: driftscope diagnose {run.path} --json. Rules: docs/verdicts.md", markup=False, soft_wrap=True
     )
@@ -45,6 +43,9 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
             reasons.setdefault(item.reason, []).append(item.id)
         listed = "; ".join(f"{reason}: {', '.join(ids)}" for reason, ids in reasons.items())
         out.print(f"  not judged: {listed}", markup=False)
+    if condition.file_findings:
+        found = "; ".join(f"{f.id} {f.statement}" for f in condition.file_findings)
+        out.print(f"  files (driftscope check): {found}", markup=False)
     if condition.waterfall:
         parts = sorted(condition.waterfall.items(), key=lambda item: -item[1])
         out.print(

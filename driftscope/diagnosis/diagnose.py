@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, run_facts
 from driftscope.diagnosis.gains import Gain
-from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, InterventionResult
+from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, FileFinding, InterventionResult
 from driftscope.diagnosis.verdicts import judge
 from driftscope.diagnosis.waterfall import mean_parts
 from driftscope.runs import Run
@@ -40,6 +40,10 @@ def _condition(condition: ConditionFacts, run: RunFacts, reference: RunFacts | N
         not_judged=not_judged,
         waterfall={} if condition.waterfall is None else mean_parts(condition.waterfall),
         interventions=[_result(gain) for gain in condition.gains],
+        file_findings=[
+            FileFinding(id=f.id, severity=f.severity.value, statement=f"{f.what} ({f.evidence})")
+            for f in condition.file_findings
+        ],
     )
 
 
@@ -52,5 +56,6 @@ def _result(gain: Gain) -> InterventionResult:
         low=difference.low,
         high=difference.high,
         num_prompts=difference.num_prompts,
+        p_value=gain.p_value,
         is_counted=gain.is_counted,
     )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from driftscope.check.models import Severity
+from driftscope.diagnosis.facts import ConditionFacts
+from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
 from driftscope.diagnosis.models import Evidence, Verdict, VerdictId
 from driftscope.stats.paired import Difference
@@ -36,6 +41,20 @@ def gain_evidence(gain: Gain) -> Evidence:
         high=difference.high,
         threshold=VERDICT_MIN_TOKENS,
     )
+
+
+def file_evidence(facts: ConditionFacts, repairs: Sequence[Gain] = ()) -> list[Evidence]:
+    """The files' errors, and the findings of any severity that name one of these repairs."""
+    named = [
+        f
+        for f in facts.file_findings
+        if f.severity is Severity.error or any(gain.id.startswith(suspects([f])) for gain in repairs)
+    ]
+    reader = [message for message in facts.checkpoint_errors if not any(message in f.evidence for f in named)]
+    return [
+        *(Evidence(name=f.id, statement=f"driftscope check: {f.what} ({f.evidence})") for f in named),
+        *(Evidence(name="checkpoint", statement=message) for message in reader),
+    ]
 
 
 def how(id: str) -> str:

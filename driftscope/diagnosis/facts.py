@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from driftscope.check.models import Finding
+from driftscope.diagnosis.files import file_findings, suspects
 from driftscope.diagnosis.gains import ConditionKey, Counts, Gain, counts_by_condition, gains
 from driftscope.diagnosis.waterfall import Waterfall, join, waterfalls
 from driftscope.runs import Run
 from driftscope.summary.sums import batch_sums
+from probes.interventions.registry import BASELINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,8 @@ class ConditionFacts:
     counts: tuple[Counts, ...] = ()  # of interventions, the baseline among them
     gains: tuple[Gain, ...] = ()
     state_changes: tuple[StateChange, ...] = ()
-    checkpoint_errors: tuple[str, ...] = ()  # messages of the findings of severity error
+    checkpoint_errors: tuple[str, ...] = ()  # messages of the reader's findings of severity error
+    file_findings: tuple[Finding, ...] = ()  # of `driftscope check`, warnings and errors, where the files are at hand
 
     @property
     def is_reference(self) -> bool:
@@ -65,6 +69,7 @@ def run_facts(run: Run) -> RunFacts:
     falls = waterfalls(run)
     degenerate = {key for key, is_loop in zip(sums.keys, sums.is_degenerate, strict=True) if is_loop}
     tried = counts_by_condition(run.interventions(), degenerate)
+    findings = file_findings(run)
     rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
         rows_of.setdefault(key[:4], []).append(row)
@@ -78,26 +83,40 @@ def run_facts(run: Run) -> RunFacts:
         gap, vocab = sums.means["chain_gap"], sums.means["out_of_draft_vocab"]
         walks = [falls.get(sums.keys[r]) for r in rows]
         counts = tried.get(condition, [])
+        prompt_ids = tuple(sums.keys[r].prompt_id for r in rows)
+        accepted = sums.acceptance.accepted[rows, :depth]
+        own_rounds = None
+        if not is_dense:
+            drafted = sums.acceptance.drafted[rows, :depth]
+            own_rounds = Counts(BASELINE, BASELINE, prompt_ids, drafted, accepted, accepted)
         drafter = run.info.drafter(condition[0])
         result[condition] = ConditionFacts(
             key=condition,
-            prompt_ids=tuple(sums.keys[r].prompt_id for r in rows),
+            prompt_ids=prompt_ids,
             num_prompts=len(all_rows),
             num_degenerate=len(all_rows) - len(rows),
             num_rounds=num_rounds[rows],
             num_accepted=num_tokens[rows] - num_rounds[rows],
             reached=sums.acceptance.reached[rows, :depth],
-            accepted=sums.acceptance.accepted[rows, :depth],
+            accepted=accepted,
             gap=gap.total[rows, :depth],
             num_gap=gap.count[rows, :depth],
             out_of_vocab=vocab.total[rows, :depth],
             waterfall=join([w for w in walks if w is not None]) if walks and None not in walks else None,
             counts=tuple(counts),
-            gains=tuple(gains(counts)),
+            gains=tuple(
+                gains(
+                    counts,
+                    rounds=own_rounds,
+                    context_tokens=condition[3],
+                    suspects=suspects(findings.get(condition[0], ())),
+                )
+            ),
             state_changes=_state_changes(run, condition),
             checkpoint_errors=tuple(
                 str(f.get("message", "")) for f in (drafter.findings if drafter else []) if f.get("severity") == "error"
             ),
+            file_findings=findings.get(condition[0], ()),
         )
     return RunFacts(result)
 

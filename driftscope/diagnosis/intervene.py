@@ -25,7 +25,7 @@ from driftscope.runs.interventions import (
 )
 from probes.conditions import Job, Progress
 from probes.errors import InputError
-from probes.interventions.registry import ALL, TARGET, select
+from probes.interventions.registry import ALL, ENGINE, TARGET, select
 from probes.record import InterventionCounts, PromptRecord, TargetStates
 
 STORE_SECONDS = 30.0
@@ -36,7 +36,8 @@ Texts = Mapping[tuple[str, str, int], Sequence[PromptRecord]]
 
 def missing_interventions(run: Run, *, reference_target: str | None = None) -> list[str]:
     """Ids that were not run to the end on this run; `reference_target` only where one is asked for."""
-    wanted = [i.id for i in ALL if i not in TARGET]
+    is_replay = run.info.engine == "replay"
+    wanted = [i.id for i in ALL if i not in TARGET and not (is_replay and i in ENGINE)]
     missing = [id for id in wanted if id not in run.info.interventions]
     if reference_target is not None and reference_target != run.info.reference_target:
         missing += [i.id for i in TARGET]

@@ -23,8 +23,8 @@ class SecondDepth:
 
 
 def first_acceptance(facts: ConditionFacts) -> float | None:
-    """acceptance_conditional[1] over all prompts."""
-    reached = facts.reached[:, 0].sum()
+    """Share of the first drafts that are accepted where the emitted token can be drafted at all, over all prompts."""
+    reached = facts.reached[:, 0].sum() - facts.out_of_vocab[:, 0].sum()
     return float(facts.accepted[:, 0].sum() / reached) if reached else None
 
 

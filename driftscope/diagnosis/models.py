@@ -60,7 +60,16 @@ class InterventionResult(BaseModel):
     low: float | None
     high: float | None
     num_prompts: int
-    is_counted: bool  # of a kind that proves, at least 0.05, and the interval above 0 after Holm's correction
+    p_value: float | None = None  # one-sided, over its family (docs/verdicts.md); null for kinds that prove nothing
+    is_counted: bool  # of a kind that proves, at least 0.05, interval above 0, p_value within its family's level
+
+
+class FileFinding(BaseModel):
+    """What `driftscope check` says of the drafter's files: a warning or an error."""
+
+    id: str  # "DS302"; docs/checks has its page
+    severity: str
+    statement: str
 
 
 class ConditionDiagnosis(BaseModel):
@@ -74,6 +83,7 @@ class ConditionDiagnosis(BaseModel):
     not_judged: list[NotJudged]
     waterfall: dict[str, float]  # part -> lost tokens per round of the walk; empty for forced text
     interventions: list[InterventionResult]  # by gain, all that were tried
+    file_findings: list[FileFinding] = []  # none where the files are not at hand
 
 
 class Diagnosis(BaseModel):

@@ -19,6 +19,11 @@ BOOTSTRAP_MIN_PROMPTS = 20  # fewer: jackknife with Student's t; from here: BCa 
 BOOTSTRAP_RESAMPLES = 9_999
 BOOTSTRAP_SEED = 20_260_501
 
+# Several gains at once: driftscope.stats.family.
+SIGN_FLIP_MAX_ENUMERATED = 13  # prompts; with more, patterns of signs are drawn
+SIGN_FLIP_DRAWS = 9_999
+SIGN_FLIP_SEED = 20_260_502
+
 # Self-checks of a stored run.
 MASS_SUM_TOLERANCE = 1e-3  # per head; attention masses of disjoint regions sum to 1
 FUSION_SUM_TOLERANCE = 1e-5  # times sum |share|; signed shares of the fused state sum to 1
@@ -34,5 +39,9 @@ DOUBTFUL_MAX_FIRST_ACCEPTANCE = 0.2  # the same beside an error found in the che
 VOCABULARY_GAP_MIN_SHARE = 0.2  # of the emitted tokens; a cut vocabulary leaves out some by design, not one in five
 FEEDBACK_MIN_SHARE_OF_FRESH = 0.5  # acceptance_conditional[2] below this share of fresh there is a feedback_fault
 DRIFT_MIN_RECOVERED_SHARE = 0.5  # of the excess chain_gap that a path patch must recover to be its carrier
-TARGET_MIN_COSINE = 0.9  # mean cosine of this target's states with the reference's; below it they are other states
-ROTATION_MIN_GRAM_SIMILARITY = 0.95  # with a cosine below TARGET_MIN_COSINE: the same states in another basis
+TARGET_SAME_COSINE = 0.999  # mean cosine of this target's states with the reference's; rounding stays above it
+TARGET_SAME_NORM_CHANGE = 0.01  # of the mean ratio of their norms
+TARGET_MIN_COSINE = 0.9  # below it they are other states, which no drafter knows
+TARGET_MAX_NORM_CHANGE = 0.1
+ROTATION_MAX_COSINE = 0.5  # a rotated basis leaves hardly any of the direction
+ROTATION_MIN_GRAM_SIMILARITY = 0.95  # with a cosine below ROTATION_MAX_COSINE: the same states in another basis

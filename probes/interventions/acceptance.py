@@ -34,6 +34,19 @@ class Acceptance:
 
     num_starts: int  # with all K labels
     accepted: np.ndarray  # int64 [depth]: of these, accepted through k
+    accepted_drafts: np.ndarray  # int64 [start], 0..K: of every start
+    has_all_labels: np.ndarray  # bool [start]
+
+    def walk(self) -> Acceptance:
+        """Only the rounds that an engine would make: the next starts behind the last one's bonus token."""
+        on_walk, start = [], 0
+        while start < len(self.accepted_drafts):
+            if self.has_all_labels[start]:
+                on_walk.append(start)
+            start += int(self.accepted_drafts[start]) + 1
+        lengths = self.accepted_drafts[on_walk]
+        counted = lengths[:, None] > np.arange(len(self.accepted))
+        return Acceptance(len(on_walk), counted.sum(axis=0), lengths, np.ones(len(on_walk), dtype=bool))
 
 
 @torch.inference_mode()
@@ -52,7 +65,8 @@ def accept(
     """
     first, last = starts_of(trace, last_tokens)
     if last < first:
-        return Acceptance(0, np.zeros(depth, np.int64))
+        nothing = np.zeros(0, np.int64)
+        return Acceptance(0, np.zeros(depth, np.int64), nothing, nothing.astype(bool))
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
@@ -70,5 +84,11 @@ def accept(
         tokens.append(drafter.to_target_ids(output.logits.argmax(dim=-1)))
     starts = torch.arange(first, last + 1, device=trace.token_ids.device)
     labels = label(drafter, trace, starts, torch.stack(tokens, dim=1))
-    counted = labels.accepted & labels.has_all_labels[:, None]
-    return Acceptance(int(labels.has_all_labels.sum()), counted.sum(dim=0).cpu().numpy().astype(np.int64))
+    accepted = labels.accepted.cpu().numpy()  # [start, depth], each depth only where all before it were
+    has_all_labels = labels.has_all_labels.cpu().numpy()
+    return Acceptance(
+        num_starts=int(has_all_labels.sum()),
+        accepted=accepted[has_all_labels].sum(axis=0).astype(np.int64),
+        accepted_drafts=accepted.sum(axis=1).astype(np.int64),
+        has_all_labels=has_all_labels,
+    )

@@ -122,6 +122,14 @@ class TargetIntervention(Intervention):
         return True
 
 
+class EngineIntervention(Intervention):
+    """The run's own rounds, drafted again by replay: for engines other than replay itself."""
+
+    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
+        """Whatever the drafter."""
+        return True
+
+
 def load(kind: type[Drafter], spec: DrafterSpec, tensors: Mapping[str, Tensor]) -> Drafter:
     """A drafter of this spec: gains that a switched-on norm lacks are 1, what is not needed is dropped."""
     from probes.checkpoint.layout import expected_shapes

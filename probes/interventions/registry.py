@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from probes.errors import InputError
 from probes.interventions.base import (
     ChainIntervention,
+    EngineIntervention,
     Intervention,
     PathIntervention,
     TargetIntervention,
@@ -20,7 +21,9 @@ from probes.interventions.vocabulary import VOCABULARY
 from probes.interventions.wiring import WIRING
 
 BASELINE = "baseline"
-"""Id and kind of the rows that hold the drafter as it is: every gain is against them."""
+"""Id and kind of the rows that hold the drafter as it is: every gain is against them, but for REPLAYED."""
+REPLAYED = "replayed_rounds"
+"""Against the rounds that the run's own engine made."""
 
 
 class RescaledState(ChainIntervention):
@@ -45,6 +48,15 @@ class ReferenceTarget(TargetIntervention):
     )
 
 
+class ReplayedRounds(EngineIntervention):
+    id = REPLAYED
+    kind = "wiring"
+    changes = (
+        "drafts the rounds of a live or vLLM run again by replay: a true feature in every verified slot, this drafter's "
+        "own feedback, positions and kernels"
+    )
+
+
 class _Patch(PathIntervention):
     kind = "path"
 
@@ -65,6 +77,7 @@ class _Patch(PathIntervention):
 
 CHAIN: tuple[ChainIntervention, ...] = (RescaledState(), HiddenOwnKeys())
 TARGET: tuple[TargetIntervention, ...] = (ReferenceTarget(),)
+ENGINE: tuple[EngineIntervention, ...] = (ReplayedRounds(),)
 PATHS: tuple[PathIntervention, ...] = (
     _Patch("fresh", keys=True, query=True, residual=True),
     _Patch("patch_keys", keys=True),
@@ -74,7 +87,16 @@ PATHS: tuple[PathIntervention, ...] = (
     _Patch("patch_state", query=True, residual=True),
 )
 
-ALL: tuple[Intervention, ...] = (*PATHS, *WIRING, *VOCABULARY, *CONTEXT, *TEMPLATE, *TARGET, *CHAIN)
+ALL: tuple[Intervention, ...] = (
+    *PATHS,
+    *ENGINE,
+    *WIRING,
+    *VOCABULARY,
+    *CONTEXT,
+    *TEMPLATE,
+    *TARGET,
+    *CHAIN,
+)
 BY_ID = {intervention.id: intervention for intervention in ALL}
 assert len(BY_ID) == len(ALL)
 
@@ -108,7 +130,7 @@ def documentation() -> str:
         "target can count as proof of a cause; sensitivity never does (a head trained without the change is expected to",
         "suffer from it), and path patches say where a loss is carried, one depth at a time. An intervention that would",
         "change nothing (a flag that is set already) is not run. `template` ones rewrite the text: the target answers",
-        "anew. `reference_target` needs `--reference-target`.",
+        "anew. `reference_target` needs `--reference-target`. `replayed_rounds` is compared with the run's own rounds.",
         "",
         "| id | kind | what it does |",
         "|---|---|---|",

@@ -20,6 +20,7 @@ from probes.interventions.acceptance import NO_CHANGE, Acceptance, ChainChange, 
 from probes.interventions.base import (
     ChainIntervention,
     DrafterIntervention,
+    EngineIntervention,
     Intervention,
     Parts,
     PathIntervention,
@@ -149,6 +150,9 @@ class Interventions:
                 change = ChainChange(intervention.rescales_feedback, intervention.hides_own_keys)
                 result = accept(drafter.model, trace, cache=slots, change=change, **options)
                 self._write(record, drafter, intervention.id, intervention.kind, result, baseline)
+            elif isinstance(intervention, EngineIntervention):
+                if not self._is_idle(intervention, drafter) and not record.is_forced:
+                    self._write(record, drafter, intervention.id, intervention.kind, baseline.walk(), baseline)
             elif isinstance(intervention, TargetIntervention):
                 if reference is not None and reference_trace is not None:
                     changed = self._with_reference(drafter)
@@ -300,7 +304,10 @@ class Interventions:
         )
 
     def _is_idle(self, intervention: Intervention, drafter: LoadedDrafter) -> bool:
-        """Applies by the spec, but nothing comes of it: no reference target, or tensors that leave nothing to change."""
+        """Applies by the spec, but nothing comes of it: no reference target, a replay already, or tensors that leave
+        nothing to change."""
+        if isinstance(intervention, EngineIntervention):
+            return self.job.engine == "replay"
         if isinstance(intervention, TargetIntervention):
             return self.models.reference is None
         return isinstance(intervention, DrafterIntervention) and self._build(drafter, intervention) is None

@@ -101,7 +101,7 @@ def test_missing_interventions_are_run_and_stored_and_name_the_cause(
         assert all(not i["is_counted"] for i in condition["interventions"] if i["kind"] in ("path", "sensitivity"))
 
     stored = read_run(path)
-    assert set(stored.info.interventions) == {i.id for i in ALL if i.id != "reference_target"}
+    assert set(stored.info.interventions) == {i.id for i in ALL if i.id not in ("reference_target", "replayed_rounds")}
     rows = stored.interventions().num_rows
     again, same = diagnosed([str(path)], capsys)  # nothing is run a second time
     assert (again, same) == (code, output)
@@ -195,7 +195,7 @@ def test_the_output_has_its_schema_and_mistakes_are_one_message(
     jsonschema.validate(output, json.loads(capsys.readouterr().out))
     assert set(output) == {"schema_version", "conditions"}
     keys = {"drafter", "system_prompt", "template", "context_tokens", "verdicts", "not_judged", "waterfall"}
-    assert set(output["conditions"][0]) == keys | {"interventions"}
+    assert set(output["conditions"][0]) == keys | {"interventions", "file_findings"}
     assert set(output["conditions"][0]["verdicts"][0]) == {"id", "confidence", "evidence", "remedy"}
     for arguments, code in (([str(tmp_path / "none.drift")], "run_not_found"), (["a", "b", "c"], "usage")):
         assert main(["diagnose", *arguments, "--json"]) == 2
