@@ -131,6 +131,7 @@ def _sections(contents: Contents, *, with_text: bool) -> dict[str, Any]:
         "cards": [_card(contents, series) for series in contents.series],
         "groups": verdicts.verdict_groups(contents),
         "unjudged": verdicts.unjudged(contents),
+        "file_findings": verdicts.file_findings(contents),
         "evidence": verdicts.evidence_table(contents),
         "tokens_charts": charts.tokens_charts(contents),
         "tokens_table": facts.tokens_table(contents),

@@ -97,6 +97,17 @@ def unjudged(contents: Contents) -> list[Unjudged]:
     ]
 
 
+def file_findings(contents: Contents) -> list[dict[str, str]]:
+    """What `driftscope check` says of the drafters' files, each once."""
+    found = {
+        (c.series, f.id, f.severity, f.statement): None
+        for c in contents.conditions
+        if c.diagnosis
+        for f in c.diagnosis.file_findings
+    }
+    return [dict(zip(("series", "id", "severity", "statement"), key, strict=True)) for key in found]
+
+
 def evidence_table(contents: Contents) -> Table:
     """Every verdict of every condition, in words."""
     rows = [

@@ -18,11 +18,12 @@ from tokenizers import Tokenizer, models
 
 from driftscope.cli import main
 from driftscope.cli.report import ReportOutput
+from driftscope.diagnosis.models import FileFinding
 from driftscope.report import make_report, write_report
 from driftscope.report.contents import read_contents
 from driftscope.report.pairs import compare_series
 from driftscope.report.text import clean, label, single
-from driftscope.report.verdicts import verdict_groups
+from driftscope.report.verdicts import file_findings, verdict_groups
 from driftscope.runs import TargetInfo, read_run
 from driftscope.runs.info import RunInfo
 from driftscope.summary import summarise
@@ -432,3 +433,14 @@ def test_info_without_drafters(tmp_path: Path) -> None:
     """run.json of another maker may describe nothing."""
     path = write_run(tmp_path / "a.drift", make_records(), RunInfo(engine="replay", depth=4))
     assert "not recorded" in page_of(path).words
+
+
+def test_what_the_files_show_stands_once_with_the_verdicts(run: Path) -> None:
+    contents = read_contents([run])
+    finding = FileFinding(id="DS999", severity="error", statement="the made-up head is <upside down>")
+    for condition in contents.of_series("eagle3"):
+        assert condition.diagnosis is not None
+        condition.diagnosis.file_findings.append(finding)
+    assert file_findings(contents) == [
+        {"series": "eagle3", "id": "DS999", "severity": "error", "statement": "the made-up head is <upside down>"}
+    ]
