@@ -23,11 +23,9 @@ class ReportOutput(BaseModel):
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or several NAME.drift folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="One or several NAME.drift folders.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="F.html", help="The file to write.")],
-    text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Words of the prompts in the worst rounds. [yes]")
-    ] = True,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Words of the prompts in the worst rounds.")] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace a file that is no report.")] = False,
     json: Json = False,
 ) -> None:
