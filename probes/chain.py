@@ -62,7 +62,7 @@ class StepOutput:
 
 def _norm(x: Float[Tensor, "*query hidden"]) -> Float[Tensor, "*query"]:
     """L2, reduced and given in float32."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).float()
 
 
 def concat_aux(drafter: Drafter, aux: AuxStates, first: int, last: int) -> Float[Tensor, "slot fused"]:

@@ -65,8 +65,7 @@ def replay(
         )
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     regions = slot_regions(prompt.region[: cache.num_slots], sink_slots=sink_slots, device=trace.token_ids.device)
-    block = starts_per_block(drafter, depth)
-    spans = [(begin, min(begin + block - 1, last)) for begin in range(first, last + 1, block)]
+    spans = blocks_of_starts(drafter, first, last, depth)
     measured = (
         measure_rounds(
             drafter,
@@ -111,10 +110,11 @@ def draft_chains(
     return drafts, fresh
 
 
-def starts_per_block(drafter: Drafter, depth: int) -> int:
-    """Starts whose draft distributions of every depth are held together: enough to fill the device, no more."""
+def blocks_of_starts(drafter: Drafter, first: int, last: int, depth: int) -> list[tuple[int, int]]:
+    """The starts first .. last in spans whose draft distributions of every depth are held together."""
     most = MAX_BLOCK_STARTS if drafter.norm.weight.is_cuda else CPU_BLOCK_STARTS
-    return max(MIN_BLOCK_STARTS, min(most, MAX_BLOCK_LOGITS // (depth * drafter.spec.draft_vocab_size)))
+    block = max(MIN_BLOCK_STARTS, min(most, MAX_BLOCK_LOGITS // (depth * drafter.spec.draft_vocab_size)))
+    return [(begin, min(begin + block - 1, last)) for begin in range(first, last + 1, block)]
 
 
 def fetched(measured: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, np.ndarray]]:

@@ -161,7 +161,7 @@ def label(
     is_rejected = has_label & ~accepted
     was_rejected = ~all_before(~is_rejected)
     in_vocab = torch.zeros(drafter.spec.vocab_size, dtype=torch.bool, device=starts.device)
-    in_vocab[drafter.target_ids()] = True
+    in_vocab.index_fill_(0, drafter.target_ids(), True)
     reason = torch.full_like(token, RejectionReason.past_end)
     reason[was_rejected] = RejectionReason.not_reached
     reason[accepted] = RejectionReason.none

@@ -72,6 +72,7 @@ class Target:
         refuse_recurrent(model)
         self.decoder, self.layers = find_decoder(model, self.num_layers)
         self.max_padded_tokens = max_padded_tokens(model)
+        self._is_plain_head: bool | None = None  # whether the head alone gives the logits; found when first needed
         # the cache's argument is called `cache` from transformers 5.2x on and `past_key_values` before
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self.cache_argument = "cache" if "cache" in self._arguments else "past_key_values"
@@ -114,6 +115,13 @@ class Target:
     def head(self, states: Float[Tensor, "position hidden"]) -> Float[Tensor, "position vocab"]:
         """The output head alone, on post-norm states."""
         return self.model.get_output_embeddings()(states)
+
+    def _gives(self, states: Tensor, logits: Float[Tensor, "position vocab"]) -> bool:
+        """Whether the head alone gives the model's logits, up to rounding (no soft cap, no scale after it)."""
+        if getattr(self.config, "final_logit_softcapping", None) is not None:
+            return False
+        tolerance = HEAD_TOLERANCE.get(logits.dtype, 2.0**-6)
+        return bool((self.head(states) - logits).float().abs().max() <= tolerance * logits.float().abs().max())
 
     @property
     def max_positions(self) -> int | None:
@@ -227,8 +235,9 @@ class Target:
         """
         chunk = CUDA_PREFILL_CHUNK_TOKENS if self.device.type == "cuda" else PREFILL_CHUNK_TOKENS
         hooked = set(self.hooked_ids)
+        every = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
         for at in range(begin, len(token_ids), chunk):
-            ids = torch.as_tensor(token_ids[at : at + chunk], dtype=torch.int64, device=self.device)
+            ids = every[at : at + chunk]
             with chunked_attention(self.model, is_first=at == 0):
                 logits, states = self.forward(ids[None], cache, num_logits=min(num_logits, len(ids)))
             for index in hooked & states.keys():
@@ -261,13 +270,13 @@ class Target:
         self.check_length(len(token_ids), "the text")
         begin = 0 if prefix is None else len(prefix.token_ids)
         first = num_prompt_tokens - 1
+        ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
         final: list[Tensor] = []
-        is_plain = getattr(self.config, "final_logit_softcapping", None) is None
 
         def keep(at: int, logits: Tensor, states: dict[int, Tensor]) -> None:
-            nonlocal is_plain
             state = states[FINAL_NORMED]
-            is_plain = is_plain and is_same_head(self.head, state[-1:], logits[-1:])
+            if self._is_plain_head is None:
+                self._is_plain_head = self._gives(state[-1:], logits[-1:])
             final.append(state[max(0, first - at) :].clone())
 
         aux: dict[int, Tensor] = {}
@@ -275,10 +284,10 @@ class Target:
         with self._also_final():
             self._read_in_chunks(token_ids, begin, cache, aux, prefix, after_chunk=keep)
         logits: Tensor | HeadLogits = HeadLogits(torch.cat(final)[:-1], self.head, self.lm_head.shape[0])
-        if not is_plain:
+        if not self._is_plain_head:
             logits = self._all_logits(token_ids, first, prefix)
         return TargetTrace(
-            token_ids=torch.as_tensor(token_ids, dtype=torch.int64, device=self.device),
+            token_ids=ids,
             num_prompt_tokens=num_prompt_tokens,
             num_response_tokens=len(token_ids) - num_prompt_tokens,
             finish_reason="forced",
@@ -398,12 +407,6 @@ class Target:
                 )
             )
         return traces
-
-
-def is_same_head(head: Callable[[Tensor], Tensor], states: Tensor, logits: Float[Tensor, "position vocab"]) -> bool:
-    """Whether the head alone gives these logits, up to rounding."""
-    tolerance = HEAD_TOLERANCE.get(logits.dtype, 2.0**-6)
-    return bool((head(states) - logits).float().abs().max() <= tolerance * logits.float().abs().max())
 
 
 def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[str, Any]:

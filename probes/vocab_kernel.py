@@ -49,6 +49,34 @@ def _statistics(
 
 
 @triton.jit
+def _largest(
+    LOGITS, GROUP_MAX, TOP, TOP_ID, num_ids, num_groups, stride_row,
+    NUM_TOP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The NUM_TOP largest are in the NUM_TOP groups with the largest maxima."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, BLOCK_G)
+    which = tl.arange(0, BLOCK_T)
+    maxima = tl.load(GROUP_MAX + row * num_groups + group, mask=group < num_groups, other=float("-inf"))
+    chosen = tl.zeros([BLOCK_T], tl.int32)
+    for i in tl.static_range(NUM_TOP):
+        best = tl.argmax(maxima, 0)
+        chosen = tl.where(which == i, best, chosen)
+        maxima = tl.where(group == best, float("-inf"), maxima)
+    ids = chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_id = ((which < NUM_TOP) & (which < num_groups))[:, None] & (ids < num_ids)
+    x = tl.load(LOGITS + row * stride_row + ids, mask=is_id, other=float("-inf")).to(tl.float32)
+    x = tl.reshape(x, [BLOCK_T * GROUP])
+    ids = tl.reshape(ids, [BLOCK_T * GROUP])
+    place = tl.arange(0, BLOCK_T * GROUP)
+    for i in tl.static_range(NUM_TOP):
+        at = tl.argmax(x, 0)
+        tl.store(TOP + row * NUM_TOP + i, tl.max(x, 0))
+        tl.store(TOP_ID + row * NUM_TOP + i, tl.sum(tl.where(place == at, ids, 0), 0))
+        x = tl.where(place == at, float("-inf"), x)
+
+
+@triton.jit
 def _overlap(P, LOGITS, LSE, OUT, num_ids, stride_p, stride_logits, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
@@ -86,6 +114,20 @@ def statistics(
             GROUP=GROUP_IDS, BLOCK=BLOCK_IDS, num_warps=8,
         )  # fmt: skip
     return lse, entropy, group_max, above
+
+
+def largest(logits: Tensor, group_max: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """The `num_top` largest logits of each row, float32, and their ids; `group_max` as `statistics` gives it."""
+    num_rows, num_groups = group_max.shape
+    top = torch.empty((num_rows, num_top), device=logits.device)
+    top_id = torch.empty((num_rows, num_top), device=logits.device, dtype=torch.int64)
+    if num_rows:
+        _largest[num_rows,](
+            logits, group_max, top, top_id, logits.shape[1], num_groups, logits.stride(0),
+            NUM_TOP=num_top, BLOCK_T=triton.next_power_of_2(num_top), BLOCK_G=triton.next_power_of_2(num_groups),
+            GROUP=GROUP_IDS, num_warps=4,
+        )  # fmt: skip
+    return top, top_id
 
 
 def overlap(p: Tensor, logits: Tensor, lse: Tensor) -> Tensor:

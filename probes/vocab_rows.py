@@ -38,7 +38,7 @@ def row_statistics(
         from probes import vocab_kernel
 
         lse, entropy, group_max, above = vocab_kernel.statistics(logits, threshold, temperature)
-        top, top_id = largest_by_groups(logits, group_max, vocab_kernel.GROUP_IDS, num_top)
+        top, top_id = vocab_kernel.largest(logits, group_max, num_top)
         return RowStatistics(lse, entropy, top / temperature, top_id, above)
     above = None
     if threshold is not None:
@@ -49,18 +49,6 @@ def row_statistics(
     lse = wide.logsumexp(dim=-1)
     entropy = torch.special.entr((wide - lse[:, None]).exp()).sum(dim=-1)
     return RowStatistics(lse, entropy, best.values, best.indices, above)
-
-
-def largest_by_groups(
-    logits: Float[Tensor, "row vocab"], group_max: Float[Tensor, "row group"], group_ids: int, num_top: int
-) -> tuple[Float[Tensor, "row candidate"], Int[Tensor, "row candidate"]]:
-    """The `num_top` largest logits and their ids: the groups with the largest maxima hold them all."""
-    num_ids = logits.shape[-1]
-    group = group_max.topk(min(num_top, group_max.shape[1]), dim=-1).indices  # [row, group]
-    ids = (group[..., None] * group_ids + torch.arange(group_ids, device=logits.device)).flatten(1)
-    found = logits.gather(1, ids.clamp_max(num_ids - 1)).float()
-    best = found.masked_fill(ids >= num_ids, -torch.inf).topk(num_top, dim=-1)
-    return best.values, ids.gather(1, best.indices)
 
 
 def overlap(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from probes import vocab_kernel
-from probes.vocab_rows import largest_by_groups
 
 
 def check_kernel(
@@ -24,7 +23,7 @@ def check_kernel(
         assert above is not None
         assert torch.equal(above.long(), (logits[:, None, :] > threshold[:, :, None]).sum(-1))
     count = min(5, num_ids)
-    top, top_id = largest_by_groups(logits, group_max, vocab_kernel.GROUP_IDS, count)
+    top, top_id = vocab_kernel.largest(logits, group_max, count)
     assert torch.equal(top, logits.float().topk(count).values)
     assert torch.equal(logits.float().gather(1, top_id), top)
     other = (torch.randn(num_rows, num_ids, generator=generator) * 4).to(device, dtype)

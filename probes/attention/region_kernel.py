@@ -458,7 +458,7 @@ def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int) -> Blocks:
     if num_rows <= 32:
         return Blocks(max(16, triton.next_power_of_2(num_rows)), 128 if size <= 128 else 64, 4, 3)
     if size <= 64:
-        return Blocks(128, 64, 4, 3)
+        return Blocks(64, 64, 4, 3)
     return Blocks(128, 64, 8, 3) if size <= 128 else Blocks(64, 64, 8, 2)
 
 

@@ -22,6 +22,9 @@ def text_regions(prompt_region: np.ndarray, num_tokens: int) -> np.ndarray:
 
 def slot_regions(region: np.ndarray, *, sink_slots: int, device: torch.device) -> UInt8[Tensor, "slot"]:
     """Index into SLOT_REGIONS. A slot's region is that of its token x[t]; the first `sink_slots` are `sink`."""
-    column = torch.as_tensor(region, dtype=torch.uint8).to(device) + 1
+    column = torch.as_tensor(region, dtype=torch.uint8)
+    if device.type == "cuda":  # from pinned memory the copy waits for nothing
+        column = column.pin_memory()
+    column = column.to(device, non_blocking=True) + 1
     column[:sink_slots] = 0
     return column

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from probes.chain import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
-from probes.replay import starts_of
+from probes.replay import blocks_of_starts, starts_of
 from probes.rounds import label
 from probes.target import TargetTrace
 
@@ -68,6 +70,26 @@ def accept(
         nothing = np.zeros(0, np.int64)
         return Acceptance(0, np.zeros(depth, np.int64), nothing, nothing.astype(bool))
     cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
+    labels = [
+        label(drafter, trace, torch.arange(begin, end + 1, device=trace.token_ids.device), tokens)
+        for begin, end in blocks_of_starts(drafter, first, last, depth)
+        for tokens in [_drafts(drafter, trace, cache, begin, end, depth, change)]
+    ]
+    # [start, depth], each depth only where all before it were
+    accepted = torch.cat([block.accepted for block in labels]).cpu().numpy()
+    has_all_labels = torch.cat([block.has_all_labels for block in labels]).cpu().numpy()
+    return Acceptance(
+        num_starts=int(has_all_labels.sum()),
+        accepted=accepted[has_all_labels].sum(axis=0).astype(np.int64),
+        accepted_drafts=accepted.sum(axis=1).astype(np.int64),
+        has_all_labels=has_all_labels,
+    )
+
+
+def _drafts(
+    drafter: Drafter, trace: TargetTrace, cache: SlotCache, first: int, last: int, depth: int, change: ChainChange
+) -> Int[Tensor, "start depth"]:
+    """Target ids drafted from the starts first .. last."""
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
     tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]
@@ -82,13 +104,4 @@ def accept(
         output = step(drafter, cache, None, tokens[-1], hidden, start=first, own=own, depth=k)
         own = output.own
         tokens.append(drafter.to_target_ids(output.logits.argmax(dim=-1)))
-    starts = torch.arange(first, last + 1, device=trace.token_ids.device)
-    labels = label(drafter, trace, starts, torch.stack(tokens, dim=1))
-    accepted = labels.accepted.cpu().numpy()  # [start, depth], each depth only where all before it were
-    has_all_labels = labels.has_all_labels.cpu().numpy()
-    return Acceptance(
-        num_starts=int(has_all_labels.sum()),
-        accepted=accepted[has_all_labels].sum(axis=0).astype(np.int64),
-        accepted_drafts=accepted.sum(axis=1).astype(np.int64),
-        has_all_labels=has_all_labels,
-    )
+    return torch.stack(tokens, dim=1)

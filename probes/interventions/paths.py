@@ -27,7 +27,7 @@ from probes.attention.masses import OwnChain, merge_own, own_logits
 from probes.chain import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
 from probes.interventions.base import PathIntervention
-from probes.replay import starts_of
+from probes.replay import blocks_of_starts, starts_of
 from probes.rounds import label
 from probes.target import TargetTrace
 
@@ -62,6 +62,27 @@ def patch_paths(
     zeros = np.zeros(depth, np.int64)
     if last < first:
         return PathCounts(zeros, zeros, {p.id: zeros for p in patches})
+    parts = [
+        _count_block(drafter, trace, patches, cache, begin, end, depth)
+        for begin, end in blocks_of_starts(drafter, first, last, depth)
+    ]
+    return PathCounts(
+        num_starts=sum((p.num_starts for p in parts), zeros),
+        baseline_accepted=sum((p.baseline_accepted for p in parts), zeros),
+        accepted={p.id: sum((part.accepted[p.id] for part in parts), zeros) for p in patches},
+    )
+
+
+def _count_block(
+    drafter: Drafter,
+    trace: TargetTrace,
+    patches: Sequence[PathIntervention],
+    cache: SlotCache,
+    first: int,
+    last: int,
+    depth: int,
+) -> PathCounts:
+    """The starts first .. last, whose true slots reach to depth K."""
     num = last - first + 1
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + depth))  # slots first .. last+K-1
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused[:num], start=first)

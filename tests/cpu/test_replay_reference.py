@@ -16,12 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probes import replay as replay_module
 from probes.attention import kernel
 from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
 from probes.errors import InputError
+from probes.interventions.acceptance import accept
 from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.replay import replay
 from probes.target import TargetTrace
@@ -484,3 +486,21 @@ def test_masses_and_fusion_shares_sum_to_one(
         total, size = total + batch.fusion_share_bias, size + np.abs(batch.fusion_share_bias)
     assert (np.abs(total - 1) <= 1e-5 * size).all()
     np.testing.assert_allclose(batch.fusion_energy.sum(-1), 1.0, atol=1e-5)
+
+
+def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 3, some of them at the end of the text, give what one block gives."""
+    spec = tiny_spec(num_layers=2, sliding_window=(None, 5))
+    tensors = random_tensors(spec, seed=8)
+    trace, oracle = make_text(spec, tensors, num_prompt=6, num_tokens=30, seed=9)
+    drafter, prompt = Drafter.load(spec, tensors), make_prompt(trace, 0)
+    whole = replay(drafter, trace, prompt, name="d", depth=DEPTH)
+    counts = accept(drafter, trace, depth=DEPTH)
+    monkeypatch.setattr(replay_module, "MIN_BLOCK_STARTS", 1)
+    monkeypatch.setattr(replay_module, "CPU_BLOCK_STARTS", 3)
+    blocks = replay(drafter, trace, prompt, name="d", depth=DEPTH)
+    compare(blocks, trace, oracle, [oracle.chain(t, DEPTH) for t in whole.start.tolist()], prompt)
+    assert blocks.on_walk.tolist() == whole.on_walk.tolist()
+    again = accept(drafter, trace, depth=DEPTH)
+    assert again.accepted.tolist() == counts.accepted.tolist()
+    assert again.accepted_drafts.tolist() == whole.accepted_drafts.tolist()

@@ -101,7 +101,8 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch, block:
     target, drafter = tiny_pair(num_layers=2, sliding_window=(None, 30))
     trace = target.read(np.arange(150) % 150, 20)
     whole = replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH)
-    monkeypatch.setattr(replay_module, "starts_per_block", lambda *_: block)
+    monkeypatch.setattr(replay_module, "MIN_BLOCK_STARTS", 1)
+    monkeypatch.setattr(replay_module, "MAX_BLOCK_STARTS", block)
     assert_same(replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH), whole, 2e-5)
 
 
@@ -138,7 +139,7 @@ def test_bfloat16_masses_sum_to_one_over_a_long_text() -> None:
         num_response_tokens=5100,
         finish_reason="forced",
         aux={i: torch.randn(6000, spec.target_hidden_size, generator=generator).cuda().bfloat16() for i in (1, 2, 3)},
-        logits=torch.randn(5099, spec.vocab_size, generator=generator).cuda(),
+        logits=torch.randn(5100, spec.vocab_size, generator=generator).cuda(),
         is_forced=True,
     )
     batch = replay(drafter, trace, prompt_of(trace), name="d", depth=7)
