@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import SHAPES, prompt_record, random_drafter, random_target, random_text
-from benchmarks.timing import peak_bytes, summary, time_in_turn, write
+from benchmarks.timing import summary, time_in_turn, write
 from probes.drafter.model import Drafter
 from probes.interventions.acceptance import ChainChange, accept
 from probes.replay import replay
@@ -53,15 +53,15 @@ def main() -> None:
         cases["drafters", num] = partial(measure, target, drafters[:num], text, DEPTH, 0)
     for num in (0, 1, 2, 4, 8):
         cases["interventions", num] = partial(measure, target, drafters[:1], text, DEPTH, num)
-    peaks = {case: peak_bytes(function) for case, function in cases.items()}  # also the warm-up
-    samples = time_in_turn({str(case): function for case, function in cases.items()}, 5, num_warmups=0)
+    peaks: dict[str, int] = {}
+    samples = time_in_turn({str(case): function for case, function in cases.items()}, 5, peaks=peaks)
     rows = [
         {
             "target": arguments.shape,
             "grows": what,
             "to": to,
             "ms": summary(samples[str((what, to))]),
-            "peak MiB": peaks[what, to] / 2**20,
+            "peak MiB": peaks[str((what, to))] / 2**20,
         }
         for what, to in cases
     ]

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from benchmarks.timing import copy_bandwidth, peak_bytes, summary, time_in_turn, write
+from benchmarks.timing import copy_bandwidth, summary, time_in_turn, write
 from probes.attention.kernel import Band
 from probes.attention.region_kernel import Paged, attend_banded, attend_paged
 
@@ -101,23 +101,26 @@ def replay_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 "eager, output_attentions": eager(q, k, v, region),
                 "softmax later": later(q, k, region),
             }
-            times = time_in_turn(masses, 5, num_warmups=1)
-            for name, function in masses.items():
+            peaks: dict[str, int] = {}
+            times = time_in_turn(masses, 5, peaks=peaks)
+            for name in masses:
                 baselines.append(
                     {
                         "tokens": num_tokens,
                         "by": name,
                         "ms": summary(times[name]),
                         "times ours": summary(times[name])["median"] / summary(times["region mass"])["median"],
-                        "peak MiB above the inputs": (peak_bytes(function) - torch.cuda.memory_allocated()) / 2**20,
+                        "peak MiB above the inputs": (peaks[name] - torch.cuda.memory_allocated()) / 2**20,
                     }
                 )
     for num_tokens in (2048, 4096, 8192, 16384, 32768, 65536):  # memory of ours, by length
         q, k, v = (_random(num_tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
         ids = torch.zeros(num_tokens, device="cuda", dtype=torch.uint8)
         band = Band.causal(0, query_position=0, window=None)
-        peak = peak_bytes(partial(attend_banded, q, k, v, band, SCALE, region=ids, num_regions=NUM_REGIONS))
-        more = (peak - torch.cuda.memory_allocated()) / 2**20
+        ours = partial(attend_banded, q, k, v, band, SCALE, region=ids, num_regions=NUM_REGIONS)
+        peaks = {}
+        time_in_turn({"ours": ours}, 1, peaks=peaks)
+        more = (peaks["ours"] - torch.cuda.memory_allocated()) / 2**20
         baselines.append({"tokens": num_tokens, "by": "region mass, memory", "peak MiB above the inputs": more})
     return rows, baselines
 

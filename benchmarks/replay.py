@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.models import SHAPES, prompt_record, random_drafter, random_target, random_text
-from benchmarks.timing import peak_bytes, summary, synchronize, time_in_turn, write
+from benchmarks.timing import summary, synchronize, time_in_turn, write
 from probes.drafter.model import Drafter
 from probes.live import run_live
 from probes.replay import replay
@@ -68,22 +70,27 @@ def replay_flops(shape: str, drafter: Drafter, num_tokens: int, num_starts: int,
     return 2 * (slot * num_tokens + step * num_starts * depth + attention + head)
 
 
-def rows_of(shape: str, lengths: list[int]) -> list[dict[str, Any]]:
+def num_repeats(num_tokens: int) -> int:
+    return 7 if num_tokens <= 8192 else 3 if num_tokens <= 32768 else 1
+
+
+def rows_of(shape: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
     target = random_target(shape)
     drafter = random_drafter(shape, target)
     live_rate = live_rounds_per_second(shape, target, drafter)
-    rows = []
     for num_tokens in lengths:
         text = random_text(shape, num_tokens)
-        num_repeats = 7 if num_tokens <= 8192 else 5 if num_tokens <= 32768 else 2
         parts = {
-            "plain": lambda: plain_prefill(target, text),  # noqa: B023
-            "read": lambda: target.read(text, num_tokens - LAST_TOKENS),  # noqa: B023
-            "last": lambda: whole_replay(target, [drafter], text, LAST_TOKENS),  # noqa: B023
-            "all": lambda: whole_replay(target, [drafter], text, None),  # noqa: B023
+            "plain": partial(plain_prefill, target, text),
+            "read": partial(target.read, text, num_tokens - LAST_TOKENS),
+            "last": partial(whole_replay, target, [drafter], text, LAST_TOKENS),
+            "all": partial(whole_replay, target, [drafter], text, None),
         }
-        peaks = {name: peak_bytes(parts[name]) for name in ("plain", "last", "all")}  # also the warm-up
-        samples = time_in_turn(parts, num_repeats, num_warmups=0)
+        if num_tokens > 32768:
+            del parts["read"]
+        peaks: dict[str, int] = {}
+        # the longest are long enough to need no warm-up but the shorter lengths
+        samples = time_in_turn(parts, num_repeats(num_tokens), num_warmups=int(num_tokens <= 8192), peaks=peaks)
         ms = {name: summary(s) for name, s in samples.items()}
         num_all = num_tokens - 2
         floors = {
@@ -95,13 +102,13 @@ def rows_of(shape: str, lengths: list[int]) -> list[dict[str, Any]]:
             return summary([a / b for a, b in zip(samples[name], samples["plain"], strict=True)])  # noqa: B023
 
         added = ms["all"]["median"] - ms["plain"]["median"]
-        rows.append(
+        yield (
             {
                 "target": shape,
                 "tokens": num_tokens,
                 "plain prefill ms": ms["plain"],
                 "plain TFLOP/s": prefill_flops(shape, num_tokens) / ms["plain"]["median"] / 1e9,
-                "read in chunks ms": ms["read"],
+                "read in chunks ms": ms.get("read"),
                 "last 512 ms": ms["last"],
                 "last 512 / plain": ratio("last"),
                 "its floor by FLOP": floors["last"],
@@ -117,8 +124,6 @@ def rows_of(shape: str, lengths: list[int]) -> list[dict[str, Any]]:
                 "peak GiB all": peaks["all"] / 2**30,
             }
         )
-        print(rows[-1], flush=True)
-    return rows
 
 
 def live_rounds_per_second(shape: str, target: Target, drafter: Drafter) -> float:
@@ -174,8 +179,9 @@ def main() -> None:
         if arguments.profile:
             profile(shape, lengths[-1])
         else:
-            rows += rows_of(shape, lengths)
-            write(Path(arguments.out), "replay", rows, depth=DEPTH)
+            for row in rows_of(shape, lengths):
+                rows.append(row)
+                write(Path(arguments.out), "replay", rows, depth=DEPTH)
         torch.cuda.empty_cache()
 
 

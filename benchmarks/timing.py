@@ -41,32 +41,33 @@ def synchronize() -> None:
 
 
 def time_in_turn(
-    functions: Mapping[str, Callable[[], Any]], num_repeats: int, *, num_warmups: int = 1, num_inner: int = 1
+    functions: Mapping[str, Callable[[], Any]],
+    num_repeats: int,
+    *,
+    num_warmups: int = 1,
+    num_inner: int = 1,
+    peaks: dict[str, int] | None = None,
 ) -> dict[str, list[float]]:
     """Milliseconds of each function, one after the other in every repeat, so that a drift of the clocks hits all alike.
 
-    From before the launch to the end of the device's work, host time included; `num_inner` calls make one sample.
+    From before the launch to the end of the device's work, host time included; `num_inner` calls make one sample. `peaks`
+    gets the most memory that torch held on the device meanwhile, in bytes, what was held before included.
     """
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(num_warmups + num_repeats):
         for name, function in functions.items():
             synchronize()
+            if peaks is not None:
+                torch.cuda.reset_peak_memory_stats()
             begin = time.perf_counter()
             for _ in range(num_inner):
                 function()
             synchronize()
             if repeat >= num_warmups:
                 samples[name].append((time.perf_counter() - begin) * 1e3 / num_inner)
+                if peaks is not None:
+                    peaks[name] = torch.cuda.max_memory_allocated()
     return samples
-
-
-def peak_bytes(function: Callable[[], Any]) -> int:
-    """The most memory that torch held on the device while this ran, what was held before included."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    synchronize()
-    return torch.cuda.max_memory_allocated()
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
