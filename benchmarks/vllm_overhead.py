@@ -68,9 +68,9 @@ class Load:
 
 
 LOADS = (
-    Load(concurrency=1, prompt_tokens=512, max_tokens=192),
+    Load(concurrency=1, prompt_tokens=512, max_tokens=160),
     Load(concurrency=16, prompt_tokens=512, max_tokens=128),
-    Load(concurrency=1, prompt_tokens=8192, max_tokens=192),
+    Load(concurrency=1, prompt_tokens=8192, max_tokens=160),
 )
 
 
@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--variants", default="default,heads")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no comparison after so many")
+    parser.add_argument("--wait-for", type=Path, help="a file: measure only once it is there")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -283,6 +284,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict] = []
     with workers(["stock", *options.variants.split(",")], options.out) as started:
+        while options.wait_for is not None and not options.wait_for.exists():
+            time.sleep(0.5)
         for load in LOADS:
             for name, worker in started.items():
                 is_slow = name in ("eager", "dump")

@@ -134,10 +134,14 @@ def engine(
     version = vllm_version()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process: its worker can be read
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, on a CPU
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.platforms import current_platform
 
     given = dict(options or {})
+    if current_platform.is_cpu():
+        given = {"enforce_eager": True} | given  # compilation there needs a C++ compiler
     speculative = {"method": "eagle3", "model": drafter, "num_speculative_tokens": depth}
     arguments: dict[str, Any] = {
         "model": target,

@@ -42,20 +42,40 @@ def residual_norms(branch: Tensor, residual: Tensor, out: Tensor) -> None:
     )
 
 
-def fusion_shares(terms: Tensor, states: Tensor, share: Tensor, energy: Tensor, aux_norm: Tensor) -> None:
-    """From W_i g_i, float32 [aux, row, hidden], and g_i, [aux, row, target_hidden], to the three columns [row, aux]."""
+def gather_states(
+    concat: Tensor, rows: Tensor, gains: Tensor | None, eps: float, states: Tensor, aux_norm: Tensor
+) -> None:
+    """states[i, row] = RMSNorm_i(g_i) of the token rows[row], and aux_norm[row, i] = ||g_i||.
+
+    `concat` [token, aux * target_hidden], `gains` [aux, target_hidden] (None: no norm), `states` [aux, row, target_hidden].
+    """
+    num_aux, num_rows, size = states.shape
+    _gather_states[(num_rows, num_aux)](
+        concat,
+        rows,
+        gains if gains is not None else concat,
+        states,
+        aux_norm,
+        concat.stride(0),
+        *states.stride()[:2],
+        aux_norm.stride(0),
+        size,
+        eps,
+        HAS_GAINS=gains is not None,
+        BLOCK=BLOCK,
+    )
+
+
+def fusion_shares(terms: Tensor, share: Tensor, energy: Tensor) -> None:
+    """From W_i g_i, float32 [aux, row, hidden], to the two columns [row, aux]."""
     num_aux, num_rows, hidden = terms.shape
     _fusion_shares[(num_rows,)](
         terms,
-        states,
         share,
         energy,
-        aux_norm,
         *terms.stride()[:2],
-        *states.stride()[:2],
         share.stride(0),
         hidden,
-        states.shape[2],
         NUM_AUX=num_aux,
         NUM_AUX_PADDED=triton.next_power_of_2(num_aux),
         BLOCK=BLOCK,
@@ -126,19 +146,51 @@ def _residual_norms(
 
 
 @triton.jit
-def _fusion_shares(
-    terms_ptr,
+def _gather_states(
+    concat_ptr,
+    rows_ptr,
+    gains_ptr,
     states_ptr,
-    share_ptr,
-    energy_ptr,
     aux_norm_ptr,
-    term_aux_stride,
-    term_row_stride,
+    token_stride,
     state_aux_stride,
     state_row_stride,
     out_row_stride,
+    size,
+    eps,
+    HAS_GAINS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    row, aux = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    token = tl.load(rows_ptr + row).to(tl.int64)
+    source = concat_ptr + token * token_stride + aux * size
+    target = states_ptr + aux * state_aux_stride + row * state_row_stride
+    total = 0.0
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(source + at, mask=at < size, other=0.0).to(tl.float32)
+        total += tl.sum(x * x, axis=0)
+    tl.store(aux_norm_ptr + row * out_row_stride + aux, tl.sqrt(total))
+    scale = 1.0
+    if HAS_GAINS:
+        scale = 1.0 / tl.sqrt(total / size + eps)
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(source + at, mask=at < size, other=0.0).to(tl.float32) * scale
+        if HAS_GAINS:
+            x *= tl.load(gains_ptr + aux * size + at, mask=at < size, other=0.0).to(tl.float32)
+        tl.store(target + at, x.to(states_ptr.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def _fusion_shares(
+    terms_ptr,
+    share_ptr,
+    energy_ptr,
+    term_aux_stride,
+    term_row_stride,
+    out_row_stride,
     hidden,
-    target_hidden,
     NUM_AUX: tl.constexpr,  # noqa: N803
     NUM_AUX_PADDED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -148,7 +200,6 @@ def _fusion_shares(
     is_aux = aux < NUM_AUX
     along = tl.zeros([NUM_AUX_PADDED], tl.float32)
     square = tl.zeros([NUM_AUX_PADDED], tl.float32)
-    norm = tl.zeros([NUM_AUX_PADDED], tl.float32)
     for first in range(0, hidden, BLOCK):
         at = first + tl.arange(0, BLOCK)
         mask = is_aux[:, None] & (at < hidden)[None, :]
@@ -156,14 +207,7 @@ def _fusion_shares(
         x = tl.load(place, mask=mask, other=0.0)
         along += tl.sum(x * tl.sum(x, axis=0)[None, :], axis=1)
         square += tl.sum(x * x, axis=1)
-    for first in range(0, target_hidden, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        mask = is_aux[:, None] & (at < target_hidden)[None, :]
-        place = states_ptr + row * state_row_stride + aux[:, None] * state_aux_stride + at[None, :]
-        g = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-        norm += tl.sum(g * g, axis=1)
     energy = tl.sqrt(square)
     at_row = row * out_row_stride + aux
     tl.store(share_ptr + at_row, along / tl.sum(along, axis=0), mask=is_aux)
     tl.store(energy_ptr + at_row, energy / tl.sum(energy, axis=0), mask=is_aux)
-    tl.store(aux_norm_ptr + at_row, tl.sqrt(norm), mask=is_aux)

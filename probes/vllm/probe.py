@@ -43,6 +43,7 @@ class Probe:
             if self.layout.is_eager:
                 self._hook_branches(index, layer)
         self._has_fc = getattr(inner, "use_aux_hidden_state", True)
+        self._fusion = _plain_fusion(inner) if self._is_cuda and self._has_fc else None
         if not self._has_fc:
             recorder.unmeasured["fusion_share"] = "the drafter has no fc"
 
@@ -75,27 +76,35 @@ class Probe:
         if self.residual_norm is not None:  # else it is what was fed back
             self._put("hidden_out_norm", self.residual_norm, layer=self.layout.num_layers - 1)
 
-    def write_fusion(self, aux: list[Tensor], rows_of: Tensor) -> None:
-        """Shares of the captured states (`aux`: [token, target_hidden] each) in the fused one, of the tokens `rows_of`."""
+    def write_fusion(self, concat: Tensor, rows_of: Tensor) -> None:
+        """Shares of the captured states (`concat` [token, aux * target_hidden]) in the fused one, of these tokens."""
         if not self.has_norms:
             return
-        num_rows = len(rows_of)
-        inner, columns = self.model.model, self.rows
-        states = torch.stack([a.index_select(0, rows_of) for a in aux])  # [aux, row, target_hidden]
-        share, energy, aux_norm = (columns[n][:num_rows] for n in ("fusion_share", "fusion_energy", "aux_norm"))
+        num_rows, inner = len(rows_of), self.model.model
+        share, energy, aux_norm = (self.rows[n][:num_rows] for n in ("fusion_share", "fusion_energy", "aux_norm"))
+        if self._fusion is not None:
+            self._write_fusion_at_once(concat, rows_of, share, energy, aux_norm)
+            return
+        states = concat.index_select(0, rows_of).unflatten(1, (self.layout.num_aux, -1)).transpose(0, 1)
+        aux_norm.copy_(_norm(states).T)
         if not self._has_fc:
-            aux_norm.copy_(_norm(states).T)
             return
         terms = _terms(inner.fc, _normed(inner, states))  # float32 [aux, row, hidden]
-        if self._is_cuda:
-            from probes.vllm.norms_triton import fusion_shares
-
-            fusion_shares(terms, states, share, energy, aux_norm)
-            return
         fused, size = terms.sum(dim=0), terms.norm(dim=-1)
         share.copy_(((terms * fused).sum(dim=-1) / fused.square().sum(dim=-1)).T)
         energy.copy_((size / size.sum(dim=0)).T)
-        aux_norm.copy_(_norm(states).T)
+
+    def _write_fusion_at_once(
+        self, concat: Tensor, rows_of: Tensor, share: Tensor, energy: Tensor, aux_norm: Tensor
+    ) -> None:
+        """The same in three launches, on a GPU with plain weights."""
+        from probes.vllm.norms_triton import fusion_shares, gather_states
+
+        assert self._fusion is not None
+        weight, gains, eps = self._fusion
+        states = concat.new_empty(weight.shape[0], len(rows_of), weight.shape[1])
+        gather_states(concat, rows_of, gains, eps, states, aux_norm)
+        fusion_shares(torch.bmm(states, weight, out_dtype=torch.float32), share, energy)
 
     @property
     def _n(self) -> int:
@@ -223,14 +232,23 @@ def _normed(inner: nn.Module, states: Tensor) -> Tensor:
     return states
 
 
+def _plain_fusion(inner: nn.Module) -> tuple[Tensor, Tensor | None, float] | None:
+    """-> (fc's weight by layer [aux, target_hidden, hidden], fc_norm's gains [aux, target_hidden], eps) of a drafter whose
+    weights are as in the checkpoint, in half precision; None where only its modules can apply them."""
+    weight = getattr(inner.fc, "weight", None)
+    is_half = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
+    if not is_half or getattr(inner, "norm_before_fc", False):
+        return None
+    slices = weight.detach().unflatten(1, (inner.num_aux_hidden_states, -1)).permute(1, 2, 0)  # a view
+    if inner.fc_norm is None:
+        return slices, None, 0.0
+    gains = torch.stack([norm.weight.detach() for norm in inner.fc_norm])
+    return slices, gains, float(inner.fc_norm[0].variance_epsilon)
+
+
 def _terms(fc: nn.Module, states: Tensor) -> Tensor:
-    """W_i g_i, float32 [aux, row, hidden], of the states [aux, row, target_hidden]."""
+    """W_i g_i, float32 [aux, row, hidden], of the states [aux, row, target_hidden], whatever form the weights have."""
     num_aux, num_rows, size = states.shape
-    weight = getattr(fc, "weight", None)
-    if states.device.type == "cuda" and weight is not None and weight.dtype == states.dtype != torch.float32:
-        slices = weight.unflatten(1, (num_aux, size)).permute(1, 2, 0)  # [aux, target_hidden, hidden], a view
-        return torch.bmm(states.contiguous(), slices, out_dtype=torch.float32)
-    # packed or quantised weights: only the layer itself can apply them
     alone = states.new_zeros(num_aux, num_rows, num_aux, size)
     for index in range(num_aux):
         alone[index, :, index] = states[index]

@@ -23,8 +23,8 @@ import torch
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.vllm.masses import Boundaries
-from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled, StepRow
-from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
+from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
+from probes.vllm.rows import LEVELS, RowLayout, Rows
 from probes.vllm.transport import Buffer, Transport
 
 logger = logging.getLogger("driftscope.recorder")
@@ -218,7 +218,6 @@ class Recorder:
             slots = np.array([self._slot_of.get(r, self._other) for r in request_ids], np.int32)
             self._upload(self.boundaries.slot[: len(slots)], slots)
             self._uploaded = list(self._step.request_ids)
-        self.rows["start"][: len(request_ids)] = -1
 
     def mark(self, index: int) -> None:
         if self._buffer is not None:
@@ -239,14 +238,11 @@ class Recorder:
             elif isinstance(item, _Ended):
                 self._close(item.request_id, item.end)
             elif words is not None:
-                records = as_records(words, self.layout)
-                for request_id, row in zip(item.request_ids, records, strict=True):
+                # as little as can be: this thread takes its turns from the engine's
+                for row, request_id in enumerate(item.request_ids):
                     request = self._open.get(request_id)
                     if request is not None:
-                        num_drafts = item.num_drafts.get(request_id, 0)
-                        request.steps.append(
-                            StepRow(row=row, num_drafts=num_drafts, verify_us=laps[0], draft_us=laps[1])
-                        )
+                        request.steps.append((words, row, item.num_drafts.get(request_id, 0), laps))
         except Exception as error:
             self._fail(error)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from probes.vllm.rows import RowLayout
+from probes.vllm.rows import RowLayout, as_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,9 @@ class RequestRounds:
     unmeasured: Mapping[str, str]  # column -> why this engine cannot show it
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRow:
-    """One step of one request, on the host."""
-
-    row: np.void
-    num_drafts: int  # scheduled for verification in this step; 0: none
-    draft_us: float
-    verify_us: float
+Step = tuple[np.ndarray, int, int, tuple[float, float]]
+"""One step of one request: the batch's words int32 [row, word], its row there, how many drafts the step verified, and
+(microseconds from the step's begin to its sampling, from there to its drafts)."""
 
 
 @dataclass(kw_only=True)
@@ -72,21 +67,22 @@ class OpenRequest:
 
     request: NewRequest
     sampled: Sampled
-    steps: list[StepRow] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     def close(self, end: str, layout: RowLayout, unmeasured: Mapping[str, str]) -> RequestRounds:
         """Raises ValueError when the engine's positions do not follow from what it emitted."""
         tokens: list[int] = [int(t) for t in self.request.prompt_token_ids]
-        opened: list[StepRow] = []
+        rows = as_records(np.stack([words[row] for words, row, _, _ in self.steps]), layout) if self.steps else ()
+        opened: list[tuple[np.void, float]] = []  # the row of each step that drafted, and its time
         outcome: list[tuple[int, np.void, float] | None] = []  # (drafts verified, the verifying row, its time)
-        for step in self.steps:
-            num_sampled = int(step.row["num_sampled"])
+        for (_, _, num_drafts, (verify_us, draft_us)), row in zip(self.steps, rows, strict=True):
+            num_sampled = int(row["num_sampled"])
             if num_sampled == 0:
                 continue  # a chunk of the prompt
-            if step.num_drafts and opened and outcome[-1] is None:
-                outcome[-1] = (step.num_drafts, step.row, step.verify_us)
-            tokens += step.row["emitted"][:num_sampled].tolist()
-            start = int(step.row["start"])
+            if num_drafts and opened and outcome[-1] is None:
+                outcome[-1] = (num_drafts, row, verify_us)
+            tokens += row["emitted"][:num_sampled].tolist()
+            start = int(row["start"])
             if start < 0:
                 continue  # nothing was drafted, e.g. at the model's length limit
             if start != len(tokens) - 2:
@@ -94,7 +90,7 @@ class OpenRequest:
                     f"request {self.request.request_id}: the engine drafts from slot {start}, "
                     f"after {len(tokens)} tokens it should be {len(tokens) - 2}"
                 )
-            opened.append(step)
+            opened.append((row, draft_us))
             outcome.append(None)
         return self._rounds(end, layout, unmeasured, tokens, opened, outcome)
 
@@ -104,7 +100,7 @@ class OpenRequest:
         layout: RowLayout,
         unmeasured: Mapping[str, str],
         tokens: list[int],
-        opened: list[StepRow],
+        opened: list[tuple[np.void, float]],
         outcome: list[tuple[int, np.void, float] | None],
     ) -> RequestRounds:
         num_rounds = len(opened)
@@ -128,8 +124,8 @@ class OpenRequest:
             num_drafts=num_drafts,
             accepted_drafts=accepted,
             emitted=emitted,
-            draft_us=np.array([step.draft_us for step in opened], np.float32),
+            draft_us=np.array([draft_us for _, draft_us in opened], np.float32),
             verify_us=verify_us,
-            rows=np.array([step.row for step in opened], layout.dtype) if opened else np.zeros(0, layout.dtype),
+            rows=np.array([row for row, _ in opened], layout.dtype) if opened else np.zeros(0, layout.dtype),
             unmeasured=unmeasured,
         )

@@ -60,6 +60,7 @@ class _Hooks:
         recorder.before_writes(self.runner.input_batch.req_ids)
         is_emitted = (tokens >= 0) & ~self.runner.discard_request_mask.gpu[:num_rows, None]
         rows = recorder.rows
+        rows["start"][:num_rows] = -1  # until something is drafted
         rows["num_sampled"][:num_rows].copy_(is_emitted.sum(dim=1))
         rows["emitted"][:num_rows, : tokens.shape[1]].copy_(tokens)
         recorder.mark(1)
@@ -122,7 +123,7 @@ class _Hooks:
     def _finish(self, drafts: Tensor) -> None:
         self.recorder.rows["draft_token"][: len(drafts), : drafts.shape[1]].copy_(drafts)
         if self._aux is not None and self._last_slots is not None:
-            self.probe.write_fusion(list(self._aux.chunk(self.probe.layout.num_aux, dim=-1)), self._last_slots)
+            self.probe.write_fusion(self._aux, self._last_slots)
         self.recorder.mark(2)
 
     def sample_tokens(self, original: Any) -> Any:

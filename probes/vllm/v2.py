@@ -27,6 +27,7 @@ def attach(runner: Any, recorder: Recorder) -> None:
     wrap(runner, "sample", hooks.sample)
     wrap(runner, "sample_tokens", hooks.sample_tokens)
     wrap(speculator, "propose", hooks.propose)
+    wrap(speculator.model, "combine_hidden_states", hooks.combine)
     wrap(speculator, "_prefill", hooks.prefill)
     wrap(speculator, "_generate_draft", hooks.generate_draft)
     wrap(speculator, "_run_model", hooks.run_model)
@@ -36,6 +37,7 @@ class _Hooks:
     def __init__(self, runner: Any, recorder: Recorder, probe: Probe) -> None:
         self.runner, self.recorder, self.probe = runner, recorder, probe
         self.speculator = runner.speculator
+        self._aux: Tensor | None = None
 
     def execute_model(self, original: Any) -> Any:
         def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,16 +71,23 @@ class _Hooks:
             self.recorder.guarded(self.recorder.transport.before_writes)
             drafts = original(input_batch, *args, **kwargs)
             if self.recorder.is_recording and not kwargs.get("dummy_run"):
-                aux = kwargs.get("aux_hidden_states", args[3] if len(args) > 3 else None)
-                self.recorder.guarded(self._finish, input_batch.num_reqs, drafts, aux)
+                self.recorder.guarded(self._finish, input_batch.num_reqs, drafts)
+            self._aux = None
             return drafts
 
         return recorded
 
-    def _finish(self, num_rows: int, drafts: Tensor, aux: list[Tensor] | None) -> None:
+    def combine(self, original: Any) -> Any:
+        def recorded(aux: Tensor) -> Tensor:
+            self._aux = aux
+            return original(aux)
+
+        return recorded
+
+    def _finish(self, num_rows: int, drafts: Tensor) -> None:
         self.recorder.rows["draft_token"][:num_rows, : drafts.shape[1]].copy_(drafts)
-        if aux:
-            self.probe.write_fusion(aux, self.speculator.last_token_indices[:num_rows])
+        if self._aux is not None:
+            self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
         self.recorder.mark(2)
 
     def prefill(self, original: Any) -> Any:

@@ -1,14 +1,14 @@
 """The recorder in a vLLM engine on a GPU: V2 runner, torch.compile and CUDA graphs on.
 
-float32 (vLLM then takes its Triton attention) is compared with `live`; bfloat16 (FlashAttention 3) with the same engine
-without a recorder, in PIECEWISE graphs and in eager mode. Run with `-s`: what bfloat16 allows is printed. Each engine takes
-about a minute to start.
+float32 (vLLM then takes its Triton attention) is compared with `replay`; bfloat16 (FlashAttention 3) with the same engine
+without a recorder, in PIECEWISE graphs and in eager mode. Run with `-s`: what bfloat16 allows is printed. Tiny pairs, built
+on the spot; each engine takes half a minute to start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,24 @@ import torch
 
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
-from driftscope.builtin import resolve_drafter, resolve_target
+from probes.attention.slots import text_regions
 from probes.conditions import Job
-from probes.job import Models, load_models
-from probes.live import record_live, run_live
+from probes.drafter.model import Drafter
+from probes.job import load_models
 from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
-from probes.target import Sampler
+from probes.replay import replay
+from probes.target import Sampler, Target, TargetTrace
 from probes.vllm.engine import Counters, Text, TextRequest, engine
 from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder, RecorderStatus
+from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
+from training.write_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.gpu
 
 DEPTH, MAX_NEW_TOKENS = 5, 64
-USER_TURNS = (
-    "What is the capital of France? Answer in one word.",
-    "Write a Python function that returns the factorial of n.",
-    "Name three fruits and three vegetables, and say which of them you would put into a soup and why.",
-    "Summarise this: " + "The river rose in the night and took the bridge, the mill and the old road with it. " * 40,
-)
+PROMPT_TOKENS = (2, 9, 33, 65, 120, 180)
+FLAGS: dict[str, dict[str, Any]] = {"eagle3": {}, "eagle3.1": {"has_fc_norm": True, "norm_output": True}}
 MODES: dict[str, dict[str, Any]] = {
     "full": {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}},
     "piecewise": {"compilation_config": {"cudagraph_mode": "PIECEWISE"}},
@@ -72,45 +71,52 @@ def _no_sync_in_the_recorder() -> Iterator[None]:
     Recorder.guarded = guarded
 
 
-@pytest.fixture(scope="module")
-def models() -> Models:
-    job = Job(
-        target=resolve_target("demo"),
-        drafters={n: resolve_drafter(f"demo:{n}") for n in ("eagle3", "eagle3.1")},
-        prompts=(),
-        device="cuda",
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    target: Target
+    drafter: Drafter
+    target_path: str
+    drafter_path: str
+
+
+@pytest.fixture(scope="module", params=FLAGS.values(), ids=FLAGS.keys())
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder, seed = tmp_path_factory.mktemp("pair"), 5
+    model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
+    spec, tensors = matched_drafter(model, seed, noise=0.8, **request.param)
+    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")
+    paths = {"target": str(folder / "target"), "drafter": str(folder / "drafter")}
+    models = load_models(Job(target=paths["target"], drafters={"d": paths["drafter"]}, prompts=(), device="cuda"))
+    return Pair(
+        target=models.target,
+        drafter=models.drafters[0].model,
+        target_path=paths["target"],
+        drafter_path=paths["drafter"],
     )
-    return load_models(job)
 
 
-def requests(models: Models) -> list[TextRequest]:
-    template = models.target.tokenizer.apply_chat_template
-    ids = [
-        template([{"role": "user", "content": turn}], add_generation_prompt=True, return_dict=False)
-        for turn in USER_TURNS
-    ]
-    user, system = TEXT_REGIONS.index("user"), TEXT_REGIONS.index("system")
-    return [
-        TextRequest(
-            key=f"p{i}", token_ids=x, region=np.where(np.arange(len(x)) < len(x) // 2, system, user).astype(np.uint8)
-        )
-        for i, x in enumerate(ids)
-    ]
+def requests() -> list[TextRequest]:
+    """Of many lengths; regions change every few tokens."""
+    generator = torch.Generator().manual_seed(11)
+    ids = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in PROMPT_TOKENS]
+    names = ("template", "system", "user", "context", "history")
+    regions = [np.array([TEXT_REGIONS.index(names[(i // 7) % 5]) for i in range(len(x))], np.uint8) for x in ids]
+    return [TextRequest(key=f"p{i}", token_ids=x, region=r) for i, (x, r) in enumerate(zip(ids, regions, strict=True))]
 
 
-def outcome(models: Models, drafter: str, *, dtype: str, mode: str, level: str | None) -> Outcome:
-    asked = requests(models)
+def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
+    asked = requests()
     with engine(
-        resolve_target("demo"),
-        resolve_drafter(f"demo:{drafter}"),
+        pair.target_path,
+        pair.drafter_path,
         depth=DEPTH,
         dtype=dtype,
         level=level,
         max_num_seqs=8,
         options={
-            "max_model_len": 2048,
+            "max_model_len": 256,
             "gpu_memory_utilization": 0.05,
-            "kv_cache_memory_bytes": 1 << 30,
+            "kv_cache_memory_bytes": 1 << 28,
             **MODES[mode],
         },
     ) as running:
@@ -121,56 +127,64 @@ def outcome(models: Models, drafter: str, *, dtype: str, mode: str, level: str |
     if status is not None:
         assert status.failure is None, status
         assert status.num_dropped_steps == 0
-        batches = [batch(models, drafter, r, t) for r, t in zip(asked, texts, strict=True)]
+        batches = [batch(pair, r, t) for r, t in zip(asked, texts, strict=True)]
         rounds = sum(int(b.on_walk.sum()) for b in batches)
         accepted = np.concatenate([b.accepted_drafts[b.on_walk] for b in batches])
         assert counters.num_drafts == rounds
         assert counters.accepted_by_depth == [int((accepted > k).sum()) for k in range(DEPTH)]
-    print(f"\n{drafter} {dtype} {mode} level {level}: {counters}, {status}", flush=True)
+    print(f"\n{pair.drafter.spec.kind} {dtype} {mode} level {level}: {counters}, {status}", flush=True)
     return Outcome(texts=texts, batches=batches, counters=counters, status=status)
 
 
-def batch(models: Models, drafter: str, request: TextRequest, text: Text) -> RoundBatch:
-    model = next(d.model for d in models.drafters if d.name == drafter)
+def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
+    model = pair.drafter
     in_vocab = np.zeros(model.spec.vocab_size, bool)
     in_vocab[model.target_ids().cpu().numpy()] = True
     assert text.rounds is not None
     return round_batch(
         text.rounds,
-        Condition(drafter=drafter, prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
+        Condition(drafter="d", prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
         num_tokens=len(request.token_ids) + len(text.token_ids),
         in_draft_vocab=in_vocab,
         norm_output=model.spec.norm_output,
     )
 
 
-def lived(models: Models, drafter: str, request: TextRequest) -> tuple[RoundBatch, list[int]]:
-    model = next(d.model for d in models.drafters if d.name == drafter)
-    trace, rounds = run_live(
-        model,
-        models.target,
-        np.asarray(request.token_ids),
-        request.region,
-        prompt_id=request.key,
-        depth=DEPTH,
+def text_of(pair: Pair, request: TextRequest) -> TargetTrace:
+    """The target's own greedy text, in float32."""
+    [trace] = pair.target.write(
+        [np.asarray(request.token_ids)],
+        [request.key],
         max_new_tokens=MAX_NEW_TOKENS,
+        num_continuation_tokens=DEPTH,
         sampler=Sampler(),
     )
-    num_after = len(trace.token_ids) - len(request.region)
+    return trace
+
+
+def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
+    """The rounds that an engine makes, by replay: those on the walk alone."""
     record = PromptRecord(
         prompt_id=request.key,
         system_prompt="s",
         template="t",
         context_tokens=0,
         token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
-        region=np.concatenate([request.region, np.full(num_after, TEXT_REGIONS.index("response"), np.uint8)]),
+        region=text_regions(request.region, len(trace.token_ids)),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=0,
+        num_continuation_tokens=DEPTH,
         finish_reason=trace.finish_reason,
     )
-    response = trace.token_ids[trace.num_prompt_tokens :][: trace.num_response_tokens]
-    return record_live(model, trace, rounds, record, name=drafter), response.tolist()
+    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
+    walk = batch.on_walk
+
+    def kept(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: kept(item) for name, item in value.items()}
+        return value[walk] if isinstance(value, np.ndarray) else value
+
+    return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
 
 
 MEASURED = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "aux_norm")
@@ -184,7 +198,9 @@ def differences(ours: RoundBatch, theirs: RoundBatch) -> dict[str, float]:
         for j, (t, d) in enumerate(zip(theirs.start, theirs.draft_token, strict=True))
         if (int(t), tuple(d)) in place and theirs.on_walk[j]
     ]
-    i, j = (np.array(side) for side in zip(*pairs, strict=True))
+    i, j = np.array(pairs, int).reshape(-1, 2).T
+    if not len(i):
+        return {}
     found = {"rounds": float(len(pairs))}
     for name in MEASURED:
         a, b = getattr(ours, name), getattr(theirs, name)
@@ -199,34 +215,38 @@ def differences(ours: RoundBatch, theirs: RoundBatch) -> dict[str, float]:
 
 
 def merged(parts: list[dict[str, float]]) -> dict[str, float]:
+    parts = [p for p in parts if p]
     worst = {name: max(p[name] for p in parts) for name in parts[0]}
     return worst | {"rounds": sum(p["rounds"] for p in parts)}
 
 
-@pytest.mark.parametrize("drafter", ["eagle3.1", "eagle3"])
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
-def test_float32_is_live(models: Models, drafter: str, mode: str) -> None:
-    found = outcome(models, drafter, dtype="float32", mode=mode, level="heads")
+def test_float32_is_replay(pair: Pair, mode: str) -> None:
+    found = outcome(pair, dtype="float32", mode=mode, level="heads")
     parts, num_equal = [], 0
-    for request, text, theirs in zip(requests(models), found.texts, found.batches, strict=True):
-        ours, response = lived(models, drafter, request)
+    for request, text, theirs in zip(requests(), found.texts, found.batches, strict=True):
+        trace = text_of(pair, request)
+        ours = walked(pair, request, trace)
+        response = trace.token_ids[trace.num_prompt_tokens :][: trace.num_response_tokens].tolist()
         if text.token_ids == response:
             num_equal += 1
             assert theirs.accepted_drafts[theirs.on_walk].tolist() == ours.accepted_drafts.tolist()
         parts.append(differences(ours, theirs))
     worst = merged(parts)
-    print(f"{drafter} float32 {mode}: {num_equal} of {len(parts)} texts equal live's; {worst}", flush=True)
+    print(
+        f"{pair.drafter.spec.kind} float32 {mode}: {num_equal} of {len(parts)} texts are replay's; {worst}", flush=True
+    )
     assert num_equal >= len(parts) - 1
+    assert worst["rounds"] > 50
     for name, value in worst.items():
         if name != "rounds":
             assert value < 1e-3, f"{name}: {value}"
 
 
-def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(models: Models) -> None:
-    drafter = "eagle3.1"
-    without = outcome(models, drafter, dtype="bfloat16", mode="full", level=None)
-    by_mode = {mode: outcome(models, drafter, dtype="bfloat16", mode=mode, level="heads") for mode in MODES}
-    default = outcome(models, drafter, dtype="bfloat16", mode="full", level="default")
+def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(pair: Pair) -> None:
+    without = outcome(pair, dtype="bfloat16", mode="full", level=None)
+    by_mode = {mode: outcome(pair, dtype="bfloat16", mode=mode, level="heads") for mode in MODES}
+    default = outcome(pair, dtype="bfloat16", mode="full", level="default")
     for name, found in (("heads", by_mode["full"]), ("default", default)):
         assert [t.token_ids for t in found.texts] == [t.token_ids for t in without.texts], name
         assert found.counters == without.counters
@@ -236,11 +256,10 @@ def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(m
         same = sum(a.token_ids == b.token_ids for a, b in zip(by_mode["full"].texts, by_mode[mode].texts, strict=True))
         print(f"bfloat16 full against {mode}: {same} texts equal, {by_mode[mode].counters}; {worst}", flush=True)
     parts = []
-    for request, theirs in zip(requests(models), by_mode["full"].batches, strict=True):
-        ours, _ = lived(models, drafter, request)  # in float32
-        parts.append(differences(ours, theirs))
+    for request, theirs in zip(requests(), by_mode["full"].batches, strict=True):
+        parts.append(differences(walked(pair, request, text_of(pair, request)), theirs))
     worst = merged(parts)
-    print(f"bfloat16 full against live in float32: {worst}", flush=True)
+    print(f"bfloat16 full against replay in float32: {worst}", flush=True)
     assert worst["rounds"] >= 5
     for name, value in worst.items():
         if name != "rounds":

@@ -1,4 +1,4 @@
-"""The recorder inside a running vLLM engine (CPU, V1 runner, float32) against `live` and `replay`, on tiny pairs.
+"""The recorder inside a running vLLM engine (CPU, V1 runner, float32) against `replay`, on tiny pairs.
 
 Prompts share a prefix that comes from the prefix cache, so that what the drafter's keys hold of a cached prefix is compared
 too. The demo pair's run is in test_probe_vllm.py.
@@ -6,7 +6,7 @@ too. The demo pair's run is in test_probe_vllm.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from probes.chain import concat_aux, prefill, step
 from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.job import load_models
-from probes.live import record_live, run_live
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.target import Sampler, Target
+from probes.replay import replay
+from probes.target import Sampler, Target, TargetTrace
 from probes.vllm.engine import Engine, Text, TextRequest, engine
 from probes.vllm.record import DEFAULT_LEVEL_REGIONS, Condition, round_batch
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
@@ -139,32 +139,41 @@ def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
     )
 
 
-def lived(pair: Pair, request: TextRequest) -> RoundBatch:
-    trace, rounds = run_live(
-        pair.drafter,
-        pair.target,
-        np.asarray(request.token_ids),
-        request.region,
-        prompt_id=request.key,
-        depth=DEPTH,
+def text_of(pair: Pair, request: TextRequest) -> TargetTrace:
+    """The target's own greedy text, in float32."""
+    [trace] = pair.target.write(
+        [np.asarray(request.token_ids)],
+        [request.key],
         max_new_tokens=MAX_NEW_TOKENS,
+        num_continuation_tokens=DEPTH,
         sampler=Sampler(),
     )
+    return trace
+
+
+def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
+    """The rounds that an engine makes, by replay: those on the walk alone."""
     record = PromptRecord(
         prompt_id=request.key,
         system_prompt="s",
         template="t",
         context_tokens=0,
-        token_ids=trace.token_ids.numpy().astype(np.int32),
-        region=np.concatenate(
-            [request.region, np.full(len(trace.token_ids) - len(request.region), TEXT_REGIONS.index("response"))]
-        ).astype(np.uint8),
+        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
+        region=text_regions(request.region, len(trace.token_ids)),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=0,
+        num_continuation_tokens=DEPTH,
         finish_reason=trace.finish_reason,
     )
-    return record_live(pair.drafter, trace, rounds, record, name="d")
+    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
+    walk = batch.on_walk
+
+    def kept(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: kept(item) for name, item in value.items()}
+        return value[walk] if isinstance(value, np.ndarray) else value
+
+    return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
 
 
 EXACT = ("start", "num_drafts", "accepted_drafts", "draft_token", "target_token", "accepted", "rejection_reason")
@@ -172,10 +181,10 @@ NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_no
 SHARES = ("fusion_share", "fusion_energy", "input_share_embed", "attention_entropy")
 
 
-def test_every_column_is_lives(pair: Pair, recorded: Recorded) -> None:
+def test_every_column_is_replays(pair: Pair, recorded: Recorded) -> None:
     num_rounds = num_accepted = 0
     for request, theirs, again in zip(requests(), recorded.batches, recorded.again_batches, strict=True):
-        ours = lived(pair, request)
+        ours = walked(pair, request, text_of(pair, request))
         for measured in (theirs, again):
             walk = measured.on_walk
             assert measured.num_trimmed_tokens == ours.num_trimmed_tokens
@@ -232,9 +241,14 @@ def generate(running: Engine) -> list[Text]:
     return running.generate(requests(), max_tokens=MAX_NEW_TOKENS)
 
 
-def test_tokens_are_the_same_without_a_recorder_and_at_every_level(eagle3: Pair) -> None:
+@pytest.fixture(scope="module")
+def without(eagle3: Pair) -> list[Text]:
+    """What the engine answers where nothing records."""
     with started(eagle3, None) as running:
-        without = generate(running)
+        return generate(running)
+
+
+def test_tokens_are_the_same_without_a_recorder_and_at_every_level(eagle3: Pair, without: list[Text]) -> None:
     assert all(t.rounds is None for t in without)
     for level in ("counts", "default"):
         with started(eagle3, level) as running:
@@ -242,7 +256,7 @@ def test_tokens_are_the_same_without_a_recorder_and_at_every_level(eagle3: Pair)
         assert [t.token_ids for t in texts] == [t.token_ids for t in without]
         assert [t.per_step_accepted for t in texts] == [t.per_step_accepted for t in without]
         for request, text in zip(requests(), texts, strict=True):
-            measured, ours = batch(eagle3, request, text), lived(eagle3, request)
+            measured, ours = batch(eagle3, request, text), walked(eagle3, request, text_of(eagle3, request))
             walk = measured.on_walk
             np.testing.assert_array_equal(measured.draft_token[walk], ours.draft_token)
             if level == "counts":
@@ -268,7 +282,7 @@ def test_preempted_requests_lose_their_drafts_not_their_record(eagle3: Pair) -> 
         walk = measured.on_walk
         assert text.per_step_accepted == measured.accepted_drafts[walk].tolist()
         num_lost += int((~walk & (measured.start < len(request.token_ids) + len(text.token_ids) - 2)).sum())
-        ours = lived(eagle3, request)
+        ours = walked(eagle3, request, text_of(eagle3, request))
         np.testing.assert_array_equal(text.rounds.token_ids[: len(request.token_ids)], request.token_ids)
         if num_lost == 0:
             np.testing.assert_array_equal(measured.accepted_drafts[walk], ours.accepted_drafts)
@@ -288,16 +302,7 @@ def test_a_chunk_of_the_prompt_ends_with_another_pair_in_v1(eagle3: Pair) -> Non
         [text] = running.generate([prompt], max_tokens=MAX_NEW_TOKENS)
     measured = batch(eagle3, prompt, text)
 
-    trace, _ = run_live(
-        eagle3.drafter,
-        eagle3.target,
-        np.asarray(prompt.token_ids),
-        region,
-        prompt_id="chunked",
-        depth=DEPTH,
-        max_new_tokens=MAX_NEW_TOKENS,
-        sampler=Sampler(),
-    )
+    trace = text_of(eagle3, prompt)
     num_prompt = trace.num_prompt_tokens
     true, shifted = trace.token_ids, trace.token_ids.clone()
     shifted[[end + 1 for end in ends]] = true[num_prompt - 1]
@@ -314,3 +319,26 @@ def test_a_chunk_of_the_prompt_ends_with_another_pair_in_v1(eagle3: Pair) -> Non
     actual = measured.mass["tools"][0, 0, 0]
     np.testing.assert_allclose(actual, seen["shifted"], rtol=1e-3)  # tiny masses, of very different sizes
     assert np.abs(actual / seen["true"] - 1).max() > 0.5
+
+
+@pytest.mark.parametrize("where", ["before_writes", "send_step", "close"])
+def test_a_failing_recorder_fails_no_request(
+    eagle3: Pair, without: list[Text], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the engine's thread or in the recorder's own: requests are answered, the failure is told."""
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("injected")
+
+    if where == "close":
+        monkeypatch.setattr("probes.vllm.requests.OpenRequest.close", fail)
+    else:
+        monkeypatch.setattr(f"probes.vllm.recorder.Recorder.{where}", fail)
+    with started(eagle3, "default") as running:
+        texts = generate(running)
+        status = running.recording.status()
+    assert [t.token_ids for t in texts] == [t.token_ids for t in without]
+    assert status.failure == "RuntimeError: injected"
+    assert status.num_failures >= 1
+    if where != "close":
+        assert all(t.rounds is None or not len(t.rounds.rows) for t in texts)
