@@ -25,6 +25,11 @@ class RowStatistics(NamedTuple):
     num_above: Int[Tensor, "row depth"] | None  # logits above each threshold, int32
 
 
+def has_vocab_kernel(logits: Tensor) -> bool:
+    """Whether `vocab_kernel` takes rows like these: a CUDA device with Triton, no float64."""
+    return logits.is_cuda and logits.dtype != torch.float64 and has_triton()
+
+
 def row_statistics(
     logits: Float[Tensor, "row vocab"],
     num_top: int,
@@ -34,7 +39,7 @@ def row_statistics(
 ) -> RowStatistics:
     """`threshold` in the logits' own units. At most as many candidates as ids."""
     num_top = min(num_top, logits.shape[-1])
-    if logits.is_cuda and logits.dtype != torch.float64 and has_triton():
+    if has_vocab_kernel(logits):
         from probes import vocab_kernel
 
         lse, entropy, group_max, above = vocab_kernel.statistics(logits, threshold, temperature)
@@ -55,7 +60,7 @@ def overlap(
     p: Float[Tensor, "row vocab"], logits: Float[Tensor, "row vocab"], lse: Float[Tensor, "row"]
 ) -> Float[Tensor, "row"]:
     """sum min(p, q) with q = exp(logits - lse)."""
-    if logits.is_cuda and logits.dtype != torch.float64 and has_triton():
+    if has_vocab_kernel(logits):
         from probes import vocab_kernel
 
         return vocab_kernel.overlap(p, logits, lse)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes import replay as replay_module
-from probes.attention import kernel
+from probes import vocab_rows
+from probes.attention import kernel, masses
 from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
@@ -504,3 +505,20 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     again = accept(drafter, trace, depth=DEPTH)
     assert again.accepted.tolist() == counts.accepted.tolist()
     assert again.accepted_drafts.tolist() == whole.accepted_drafts.tolist()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"norm_output": True, "has_fc_norm": True, "num_layers": 2, "sliding_window": (None, 4)},
+        {"num_heads": 8, "num_kv_heads": 1, "head_dim": 24, "sliding_window": 3},
+    ],
+    ids=["eagle3", "two layers, window", "window smaller than K, odd head size"],
+)
+def test_replay_by_the_kernels_equals_the_oracle(monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]) -> None:
+    """The way a CUDA device goes: region masses, own chains and vocabulary rows by Triton, here in its interpreter."""
+    pytest.importorskip("triton")
+    for module, name in ((kernel, "has_kernel"), (masses, "has_kernel"), (vocab_rows, "has_vocab_kernel")):
+        monkeypatch.setattr(module, name, lambda tensor: True)
+    check(flags, seed=10, num_response=7)
