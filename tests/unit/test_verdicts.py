@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from driftscope.check.models import Finding, Severity
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
 from driftscope.diagnosis.gains import Counts, gains
 from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
@@ -72,7 +77,7 @@ def facts_of(
         "out_of_vocab": reached * np.array(outside)[None, :],
         "waterfall": Waterfall(loss, ones, ones, ones, ones * 0),
         "counts": tuple(tried),
-        "gains": tuple(gains(tried)),
+        "gains": tuple(gains(tried, rounds=tried[0] if tried else None)),
     }
     return ConditionFacts(**(values | changes))
 
@@ -304,6 +309,133 @@ def test_paired_difference_pools_and_pairs() -> None:
     assert (same.estimate, same.low, same.high, same.p_value) == (0.5, 0.5, 0.5, 0.0)
     left_out = paired_difference(np.array([3, 10]), np.array([2, 0]), np.array([2, 8]), np.array([2, 4]))
     assert left_out.num_prompts == 1
+
+
+def finding(id: str, severity: Severity = Severity.warning) -> Finding:
+    return Finding(id=id, name=id, severity=severity, what="what", where="config.json", evidence="seen", remedy="do")
+
+
+def test_what_the_files_name_beforehand_is_its_own_family() -> None:
+    """Two dozen harmful rewirings of the same prompts, and one repair of the kind that the files name."""
+    rng = np.random.default_rng(0)
+    start = np.full((6, 1), 50)
+    base = np.array([[5], [30], [2], [12], [20], [8]])
+
+    def counts(id: str, kind: str, accepted: np.ndarray) -> Counts:
+        return Counts(id, kind, PROMPTS[:6], start, accepted, base)
+
+    harmful = [counts(f"aux_order_{i}", "wiring", np.maximum(base - rng.integers(3, 9, (6, 1)), 0)) for i in range(24)]
+    repair = counts("rope_target", "context", base + np.array([[2], [15], [9], [4], [11], [3]]))
+    tried = [counts("baseline", "baseline", base), *harmful, repair]
+    blind, named = gains(tried)[0], gains(tried, suspects=("rope_",))[0]
+    assert (blind.id, blind.suspected_by, named.suspected_by) == ("rope_target", "", "files")
+    assert blind.p_value is not None
+    assert named.p_value == pytest.approx(1 / 64)  # all six gain: the surest that six prompts can be
+    assert blind.p_value > named.p_value
+    assert named.is_counted
+    assert gains(tried, context_tokens=1024)[0].suspected_by == "condition"
+    assert not any(g.is_counted for g in gains([replace(c, prompt_ids=PROMPTS[:4]) for c in _first(tried, 4)]))
+
+
+def _first(tried: list[Counts], num: int) -> list[Counts]:
+    cut = ("num_starts", "accepted", "baseline_accepted")
+    return [replace(c, **{name: getattr(c, name)[:num] for name in cut}) for c in tried]
+
+
+def test_files_and_the_largest_gain_make_a_verdict_of_medium_confidence() -> None:
+    uncertain = {**TRIED, "rope_target": ("context", [0.75, 0.5, 0.3, 0.2])}
+    facts = facts_of(interventions=uncertain, file_findings=(finding("DS401"),))
+    open_gains = tuple(replace(g, is_counted=False) for g in facts.gains)
+    [verdict], _ = verdicts_of(replace(facts, gains=open_gains))
+    assert (verdict.id, verdict.confidence) == (VerdictId.wiring_fault, "medium")
+    assert [e.name for e in verdict.evidence] == ["rope_target", "DS401"]
+    # the files name something else, or the interval reaches 0: an open question
+    assert ids_of(replace(facts, gains=open_gains, file_findings=(finding("DS302"),))) == ["healthy"]
+    wide = tuple(replace(g, difference=g.difference._replace(low=-0.1)) for g in open_gains)
+    assert ids_of(replace(facts, gains=wide)) == ["healthy"]
+    # the feedback's flags make a feedback_fault
+    flags = {**TRIED, "norm_output_on": ("wiring", [0.75, 0.5, 0.3, 0.2])}
+    facts = facts_of(interventions=flags, file_findings=(finding("DS204"),))
+    open_gains = tuple(replace(g, is_counted=False) for g in facts.gains)
+    assert ids_of(replace(facts, gains=open_gains)) == ["feedback_fault"]
+
+
+def test_an_engine_whose_rounds_a_replay_betters_has_a_feedback_fault() -> None:
+    better = {**TRIED, "replayed_rounds": ("wiring", [0.75, 0.5, 0.3, 0.2])}
+    [verdict], _ = verdicts_of(facts_of(interventions=better))
+    assert (verdict.id, verdict.confidence) == (VerdictId.feedback_fault, "high")
+    assert "The checkpoint is sound" in verdict.remedy
+
+
+def test_a_sign_says_nothing_beside_a_proven_cause() -> None:
+    change = StateChange(aux_layer_id=2, cosine=0.01, norm_ratio=1.0, gram_similarity=0.999)
+    repaired = {"reference_target": ("target", [0.6, 0.3, 0.2, 0.1]), **TRIED}
+    unwired = {"conditional": (0.02, 0, 0, 0), "fresh": (0.02, 0, 0, 0)}
+    assert ids_of(facts_of(interventions=repaired, state_changes=(change,), **unwired)) == ["target_changed"]
+    assert ids_of(facts_of(interventions=TRIED, **unwired)) == ["wiring_fault"]
+    # nor where the first drafts fail because their tokens cannot be drafted
+    outside = facts_of(
+        interventions=TRIED, outside=(0.95, 0.9, 0, 0), conditional=(0.03, 0, 0, 0), fresh=(0.03, 0, 0, 0)
+    )
+    assert ids_of(outside) == ["vocabulary_gap"]
+
+
+@pytest.mark.parametrize(
+    ("cosine", "norm_ratio", "expected"),
+    [
+        (0.9999, 1.001, ("healthy", "high")),
+        (0.993, 1.001, ("target_changed", "low")),
+        (0.9999, 1.05, ("target_changed", "low")),
+        (0.85, 1.0, ("target_changed", "medium")),
+        (0.9999, 1.3, ("target_changed", "medium")),
+    ],
+)
+def test_a_target_that_is_another_is_said_even_where_it_costs_nothing(
+    cosine: float, norm_ratio: float, expected: tuple[str, str]
+) -> None:
+    change = StateChange(aux_layer_id=2, cosine=cosine, norm_ratio=norm_ratio, gram_similarity=0.99)
+    same = {"reference_target": ("target", list[float]()), **TRIED}
+    [verdict], _ = verdicts_of(facts_of(interventions=same, state_changes=(change,)))
+    assert (verdict.id.value, verdict.confidence) == expected
+
+
+def test_drift_is_no_verdict_where_nothing_more_is_lost() -> None:
+    paths = {"fresh": FRESH, "patch_attention": FRESH, "patch_state": FRESH}
+    reference = facts_of(paths=REFERENCE_PATHS, interventions=TRIED)
+    better = facts_of(OTHER, paths=paths, **(DRIFTED | {"conditional": (0.75, 0.6, 0.45, 0.3)}))
+    assert ids_of(better, reference) == ["healthy"]
+
+
+def test_looping_text_is_said_first() -> None:
+    repaired = {**TRIED, "aux_ids_plus_1": ("wiring", [0.75, 0.5, 0.3, 0.2])}
+    assert ids_of(facts_of(num_degenerate=7, interventions=repaired)) == ["degenerate_text", "wiring_fault"]
+
+
+TINY_PAIR = Path(__file__).parents[1] / "fixtures" / "tiny_pair"
+
+
+def test_diagnose_reads_files_and_no_torch(tmp_path: Path) -> None:
+    """`--no-interventions` on a run whose target and drafter are at hand: check's findings, but no torch."""
+    run = write_run(tmp_path / "a.drift", make_records(num_prompts=6, drafters=("eagle3",)))
+    info = json.loads((run / "run.json").read_text())
+    info["target"]["path"] = str(TINY_PAIR / "target")
+    config = (TINY_PAIR / "drafter" / "config.json").read_bytes()
+    measured = {"config.json": hashlib.sha256(config).hexdigest()}
+    for drafter in info["drafters"]:
+        drafter |= {"path": str(TINY_PAIR / "drafter"), "files_sha256": measured}
+    (run / "run.json").write_text(json.dumps(info))
+    code = (
+        f"import sys, driftscope.cli\ndriftscope.cli.main(['diagnose', {str(run)!r}, '--no-interventions', '--json'])\n"
+        "sys.stderr.write(repr([n for n in ('torch', 'transformers', 'vllm', 'streamlit') if n in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stderr.splitlines()[-1] == "[]"
+    for condition in json.loads(done.stdout)["conditions"]:
+        assert [f["id"] for f in condition["file_findings"]] == ["DS102"]
+    for drafter in info["drafters"]:  # changed since it was measured: not the run's files any more
+        drafter["files_sha256"] = {"config.json": "another"}
+    (run / "run.json").write_text(json.dumps(info))
+    assert all(c.file_findings == () for c in run_facts(read_run(run)).conditions.values())
 
 
 def test_every_verdict_has_its_row_in_the_docs() -> None:
