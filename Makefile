@@ -38,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fault-bench: $(VENV)/.dev  ## known faults put into the demo pair, and what diagnose makes of each (an hour on 2 cores)
+fault-bench: $(VENV)/.dev  ## known faults put into the demo and the tiny pair, and what check and diagnose make of each (hours on 2 cores)
 	$(BIN)/python -m benchmarks.fault_bench $(RUNS)/fault_bench
 
 app: $(VENV)/.app  ## the app on the runs in runs/
