@@ -57,7 +57,15 @@ class Plan(BaseModel):
     depth: Annotated[int, Field(ge=1, le=64)] = Field(7, description="K, drafts in a round")
     max_new_tokens: Annotated[int, Field(ge=2)] = Field(128, description="longest response")
     temperature: Annotated[float, Field(ge=0, le=10)] = Field(0.0, description="of the target")
-    draft_sample_method: Literal["greedy"] = Field("greedy", description="how drafts are chosen")
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        0, description="of the target at temperature > 0: only the so many most probable tokens; 0: all"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="of the target at temperature > 0: only the most probable tokens that hold this much"
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        "greedy", description="greedy: the drafter's most probable token; probabilistic: drawn from its distribution"
+    )
     seed: int = 0
     sink_slots: Positive = Field(1, description="how many first slots count as the sink")
     last_tokens: Positive | None = Field(None, description="replay: start chains only at the last so many tokens")
@@ -85,11 +93,24 @@ class Plan(BaseModel):
         for name, path in self.template.items():
             if path is None and name not in BUILT_IN_TEMPLATES:
                 raise ValueError(f"template {name!r} needs a file (built in: {', '.join(BUILT_IN_TEMPLATES)})")
+        self._check_sampling()
         try:
             select(self.interventions)
         except InputError as error:
             raise ValueError(f"{error.message}; {error.remedy}") from error
         return self
+
+    def _check_sampling(self) -> None:
+        if self.engine == "vllm" and (self.top_k or self.top_p < 1 or self.draft_sample_method != "greedy"):
+            raise ValueError("engine vllm takes no top_k, top_p or draft_sample_method here: take live")
+        if self.draft_sample_method == "greedy" or self.temperature == 0:
+            return
+        if self.engine != "live":
+            raise ValueError("a finished text does not tell which probabilistic drafts are accepted: take engine live")
+        if len(self.drafter) > 1:
+            raise ValueError("with probabilistic drafts each drafter writes its own text: one drafter in a run")
+        if self.interventions != ["none"]:
+            raise ValueError("interventions are counted on finished texts, for greedy drafts only")
 
     def stored(self) -> dict[str, Any]:
         """As it stands in run.json. What concerns vLLM alone is left out of other engines' plans."""
@@ -126,6 +147,9 @@ class Plan(BaseModel):
             depth=self.depth,
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            draft_sample_method=self.draft_sample_method,
             seed=self.seed,
             sink_slots=self.sink_slots,
             last_tokens=self.last_tokens,

@@ -75,6 +75,9 @@ class Job:
     depth: int = 7  # K
     max_new_tokens: int = 128
     temperature: float = 0.0
+    top_k: int = 0  # of the target at temperature > 0; 0 = all
+    top_p: float = 1.0
+    draft_sample_method: str = "greedy"  # or "probabilistic", which is the same at temperature 0
     seed: int = 0
     sink_slots: int = 1
     last_tokens: int | None = None  # replay: chains start only at the last so many response tokens
@@ -85,6 +88,20 @@ class Job:
     dtype: str = "float32"
     device: str = "cpu"
     trust_remote_code: bool = False
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn from the drafter's distribution; else each is its most probable token."""
+        return self.draft_sample_method == "probabilistic" and self.temperature > 0
+
+    @property
+    def acceptance_rule(self) -> str:
+        if self.draws_drafts:
+            return (
+                "standard rejection sampling of probabilistic drafts: accepted with probability min(1, p/q), "
+                "q after temperature alone"
+            )
+        return "standard rejection sampling of greedy drafts: accepted when equal to the target's token"
 
 
 @dataclass(frozen=True, kw_only=True)

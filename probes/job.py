@@ -8,7 +8,7 @@ go to `write_batch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -22,20 +22,18 @@ from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells, prompts_of
 from probes.drafter.model import Drafter
-from probes.errors import InputError, SelfCheckError
+from probes.errors import InputError
 from probes.interventions.base import DrafterIntervention, TargetFacts
 from probes.interventions.registry import select
-from probes.live import record_live, run_live
+from probes.live import LiveRounds, can_batch, record_live, run_live_batch
+from probes.lossless import compare_with_plain, judge
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from probes.rendering import Rendered, insert_context, render
 from probes.replay import replay
-from probes.target import TIE_LOGIT_GAP, Prefix, Sampler, Target, TargetTrace, target_config
+from probes.target import Prefix, Sampler, Target, TargetTrace, target_config
 from probes.target_attention import TargetMasses, target_masses
 
-LOW_PRECISION_GAP_SHARE = 2.0**-6
-"""bfloat16/float16: a first difference between live and plain text with a logit gap above this share of the logits' range
-is more than rounding."""
-LOW_PRECISION_MAX_GAP_SHARE = 2.0**-4
+ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +204,13 @@ def check_job(job: Job, models: Models) -> None:
     for cell in cells(job):
         if cell.context_tokens == num_context:
             prompts = prompts_of(job, cell)
+            if job.draws_drafts and any(p.is_forced for p in prompts):
+                raise InputError(
+                    "some prompts come with a response: which probabilistic drafts it would accept cannot be told",
+                    code="forced_with_probabilistic_drafts",
+                    where="--draft-sample-method",
+                    remedy="take greedy drafts, or leave the responses out",
+                )
             lengths = [(_num_characters(p), len(p.response or p.response_token_ids or ())) for p in prompts]
             longest = max(range(len(prompts)), key=lambda i: lengths[i][0])
             longest_text = max(range(len(prompts)), key=lambda i: sum(lengths[i]))
@@ -250,18 +255,17 @@ def run_job(
             num_done += len(prompts) * len(models.drafters)
             continue
         for batch, shared in texts_of(job, models, cell, documents[cell.context_tokens], is_measured):
-            for prompt, trace in batch:
+            for prompt, _ in batch:
                 write_batch(prompt)
-                attention = _attention(job, models.target, prompt, trace, shared)
-                for drafter in models.drafters:
-                    if not is_done(drafter.name, cell.key, prompt.prompt_id):
-                        if trace.num_response_tokens < 2:
-                            check.num_too_short += 1
-                        else:
-                            _measure(job, models.target, drafter, prompt, trace, shared, attention, write_batch, check)
+            attention = {p.prompt_id: _attention(job, models.target, p, trace, shared) for p, trace in batch}
+            for drafter in models.drafters:
+                todo = [(p, trace) for p, trace in batch if not is_done(drafter.name, cell.key, p.prompt_id)]
+                num_done += len(batch) - len(todo)
+                for _ in _measure(job, models.target, drafter, todo, shared, attention, write_batch, check):
                     num_done += 1
                     on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
-    _judge(job, check)
+                on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+    judge(job, check)
     return check
 
 
@@ -271,6 +275,7 @@ class Shared:
 
     prefix: Prefix
     slots: Mapping[str, SlotCache]  # drafter name -> its part
+    rounds: Mapping[str, LiveRounds] = field(default_factory=dict)  # by prompt, where the loop itself wrote the text
 
 
 def texts_of(
@@ -291,20 +296,32 @@ def texts_of(
         if num_shared > 1
     }
     shared = Shared(prefix, slots)
-    sampler = Sampler(job.temperature, job.seed)
+    sampler = sampler_of(job)
     for batch in _batches(job, target, [p for p in prompts if not p.is_forced], rendered):
         if all(is_measured(p.prompt_id) for p in batch):
             continue
-        traces = target.write(
-            [rendered[p.prompt_id].token_ids for p in batch],
-            [p.prompt_id for p in batch],
-            max_new_tokens=job.max_new_tokens,
-            num_continuation_tokens=job.depth,
-            sampler=sampler,
-            prefix=prefix,
-        )
+        heads, ids = [rendered[p.prompt_id].token_ids for p in batch], [p.prompt_id for p in batch]
+        if job.draws_drafts:  # the text depends on the drafter
+            lived = _run_loop(job, target, models.drafters[0], heads, ids, shared)
+            traces = [trace for trace, _ in lived]
+            rounds = {name: rounds for name, (_, rounds) in zip(ids, lived, strict=True)}
+        else:
+            traces, rounds = (
+                target.write(
+                    heads,
+                    ids,
+                    max_new_tokens=job.max_new_tokens,
+                    num_continuation_tokens=job.depth,
+                    sampler=sampler,
+                    prefix=prefix,
+                ),
+                {},
+            )
         pairs = zip(batch, traces, strict=True)
-        yield [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs], shared
+        yield (
+            [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs],
+            replace(shared, rounds=rounds),
+        )
     for prompt in prompts:
         if prompt.is_forced and not is_measured(prompt.prompt_id):
             head = rendered[prompt.prompt_id]
@@ -395,66 +412,114 @@ def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: Targe
     )
 
 
+def sampler_of(job: Job) -> Sampler:
+    return Sampler(job.temperature, job.seed, top_k=job.top_k, top_p=job.top_p)
+
+
+def _run_loop(
+    job: Job,
+    target: Target,
+    drafter: LoadedDrafter,
+    prompts: Sequence[np.ndarray],
+    prompt_ids: Sequence[str],
+    shared: Shared,
+) -> list[tuple[TargetTrace, LiveRounds]]:
+    return run_live_batch(
+        drafter.model,
+        target,
+        prompts,
+        prompt_ids=prompt_ids,
+        depth=job.depth,
+        max_new_tokens=job.max_new_tokens,
+        sampler=sampler_of(job),
+        draft_sample_method=job.draft_sample_method,
+        prefix=shared.prefix,
+        slots=shared.slots.get(drafter.name),
+    )
+
+
 def _measure(
     job: Job,
     target: Target,
     drafter: LoadedDrafter,
-    prompt: PromptRecord,
-    trace: TargetTrace,
+    texts: Sequence[tuple[PromptRecord, TargetTrace]],
     shared: Shared,
-    attention: TargetMasses | None,
+    attention: Mapping[str, TargetMasses | None],
     write_batch: Callable[[Record], None],
     check: SelfCheck,
-) -> None:
-    """One prompt with one drafter, by the job's engine."""
-    slots = shared.slots.get(drafter.name)
-    if job.engine == "replay" or trace.is_forced:
-        batch = replay(
+) -> Iterator[None]:
+    """A batch of prompts with one drafter, by the job's engine; yields after each prompt."""
+    replayed = [(p, trace) for p, trace in texts if job.engine == "replay" or trace.is_forced]
+    for prompt, trace in replayed:
+        if trace.num_response_tokens < 2:
+            check.num_too_short += 1
+        else:
+            batch = replay(
+                drafter.model,
+                trace,
+                prompt,
+                name=drafter.name,
+                depth=job.depth,
+                sink_slots=job.sink_slots,
+                cache=shared.slots.get(drafter.name),
+                last_tokens=job.last_tokens,
+                target_attention=attention[prompt.prompt_id],
+            )
+            check.num_ties += batch.num_ties
+            write_batch(batch)
+        yield
+    looped = [(p, trace) for p, trace in texts if job.engine != "replay" and not trace.is_forced]
+    yield from _measure_live(job, target, drafter, looped, shared, attention, write_batch, check)
+
+
+def _measure_live(
+    job: Job,
+    target: Target,
+    drafter: LoadedDrafter,
+    texts: Sequence[tuple[PromptRecord, TargetTrace]],
+    shared: Shared,
+    attention: Mapping[str, TargetMasses | None],
+    write_batch: Callable[[Record], None],
+    check: SelfCheck,
+) -> Iterator[None]:
+    """The texts are plain decoding's and checked to be the loop's too, or the loop's own where drafts are drawn."""
+    long_enough = [(p, trace) for p, trace in texts if trace.num_response_tokens >= 2]
+    for _ in range(len(texts) - len(long_enough)):
+        check.num_too_short += 1
+        yield
+    if not long_enough:
+        return
+    if shared.rounds:
+        lived = [(trace, shared.rounds[p.prompt_id]) for p, trace in long_enough]
+    else:
+        heads = [p.token_ids[: p.num_prompt_tokens] for p, _ in long_enough]
+        lived = _run_loop(job, target, drafter, heads, [p.prompt_id for p, _ in long_enough], shared)
+        most = max(map(len, heads)) + job.max_new_tokens + job.depth + 1
+        if len(heads) > 1 and not can_batch(target, most, shared.prefix) and ONE_BY_ONE not in check.notes:
+            check.notes.append(ONE_BY_ONE)
+    for (prompt, plain), (trace, rounds) in zip(long_enough, lived, strict=True):
+        is_same = bool(shared.rounds) or compare_with_plain(
+            plain, trace, sampler_of(job), check, is_float32=job.dtype == "float32", prompt_id=prompt.prompt_id
+        )
+        if not rounds.starts:
+            check.num_too_short += 1
+            yield
+            continue
+        batch = record_live(
             drafter.model,
             trace,
+            rounds,
             prompt,
             name=drafter.name,
-            depth=job.depth,
             sink_slots=job.sink_slots,
-            cache=slots,
-            last_tokens=job.last_tokens,
-            target_attention=attention,
+            target_attention=attention[prompt.prompt_id]
+            if trace is plain
+            else _attention(job, target, prompt, trace, shared),
         )
         check.num_ties += batch.num_ties
-        write_batch(batch)
-        return
-    num_prompt, sampler = trace.num_prompt_tokens, Sampler(job.temperature, job.seed)
-    live_trace, rounds = run_live(
-        drafter.model,
-        target,
-        prompt.token_ids[:num_prompt],
-        prompt.region[:num_prompt],
-        prompt_id=prompt.prompt_id,
-        depth=job.depth,
-        max_new_tokens=job.max_new_tokens,
-        sampler=sampler,
-        sink_slots=job.sink_slots,
-        prefix=shared.prefix,
-        slots=slots,
-    )
-    is_same = compare_with_plain(
-        trace, live_trace, sampler, check, is_float32=job.dtype == "float32", prompt_id=prompt.prompt_id
-    )
-    if not rounds.starts:
-        check.num_too_short += 1
-        return
-    batch = record_live(
-        drafter.model,
-        live_trace,
-        rounds,
-        prompt,
-        name=drafter.name,
-        sink_slots=job.sink_slots,
-        target_attention=_attention(job, target, prompt, live_trace, shared),
-    )
-    check.num_ties += batch.num_ties
-    # a text that differs after a tie has its own length: the plain text's identity does not hold for it
-    write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
+        # a text that differs after a tie has its own length: the plain text's identity does not hold for it
+        write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
+        yield
 
 
 def _attention(
@@ -465,54 +530,3 @@ def _attention(
         return None
     region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
     return target_masses(target, trace, region, sink_slots=job.sink_slots, prefix=shared.prefix)
-
-
-def compare_with_plain(
-    plain: TargetTrace, live: TargetTrace, sampler: Sampler, check: SelfCheck, *, is_float32: bool, prompt_id: str
-) -> bool:
-    """Losslessness: the live text equals plain decoding, up to ties -> whether it is the same.
-
-    Raises SelfCheckError in float32 when a first difference is no tie; low precision is judged over the whole run.
-    """
-    num_prompt = plain.num_prompt_tokens
-    a = plain.token_ids[num_prompt : num_prompt + plain.num_response_tokens].tolist()
-    b = live.token_ids[num_prompt : num_prompt + live.num_response_tokens].tolist()
-    check.num_texts += 1
-    first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    if first is None and len(a) == len(b):
-        check.num_identical += 1
-        return True
-    first = min(len(a), len(b)) - 1 if first is None else first
-    logits = plain.logits[first].float()
-    scores = sampler.scores(logits[None], [(prompt_id, num_prompt + first)])[0]
-    gap = float(scores[a[first]] - scores[b[first]])
-    check.max_first_difference_gap = max(check.max_first_difference_gap, gap)
-    if gap < TIE_LOGIT_GAP:
-        check.num_first_differences_tied += 1
-    elif is_float32:
-        raise SelfCheckError(
-            f"live output differs from plain decoding at response token {first}, with a logit gap of {gap:.3g}",
-            code="not_lossless",
-            where=f"prompt {prompt_id}",
-            remedy="speculative decoding must not change the text: please report this with the target and drafter",
-        )
-    spread = float(logits.max() - logits.min())
-    if gap > LOW_PRECISION_MAX_GAP_SHARE * spread:
-        raise SelfCheckError(
-            f"live output differs from plain decoding by {gap / spread:.3f} of the logits' range",
-            code="not_lossless",
-            where=f"prompt {prompt_id}, response token {first}",
-            remedy="low precision does not explain this: run with --dtype float32 and report the difference",
-        )
-    check.num_large_gaps += gap > LOW_PRECISION_GAP_SHARE * spread
-    return False
-
-
-def _judge(job: Job, check: SelfCheck) -> None:
-    if check.num_texts and check.num_large_gaps > check.num_texts / 2:
-        raise SelfCheckError(
-            f"{check.num_large_gaps} of {check.num_texts} live texts differ from plain decoding by more than rounding",
-            code="not_lossless",
-            where=f"{job.target} in {job.dtype}",
-            remedy="run with --dtype float32",
-        )

@@ -1,39 +1,49 @@
 """Live: the real draft-verify loop. Draft K tokens, verify them with the target in one pass, accept, repeat.
 
-Deterministic (greedy) drafts under standard rejection sampling. At temperature 0 a draft is accepted when it is the
-target's argmax; at T > 0 the target's token is drawn from p and the draft accepted when it is that token, which is the
-same as accepting with probability p(draft) and else drawing from the rest. Knows nothing of conditions or files.
+A batch of requests goes through the loop together, each at its own pace. At temperature 0 a draft is accepted when it is
+the target's argmax; at T > 0 by one of vLLM's two rules (`probes.verification`). The loop only drafts and verifies, so that
+its times mean something; what happened inside the drafter is recorded afterwards from the states that it left
+(`record_live`), the drafts given. Knows nothing of conditions or files.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
 
 from probes.attention.slots import slot_regions, text_regions
-from probes.chain import SlotCache, concat_aux, prefill, step
+from probes.chain import SlotCache, prefill, step
+from probes.draft_loop import DraftInputs, DraftLoop
 from probes.drafter.model import Drafter
+from probes.errors import SelfCheckError
 from probes.record import PromptRecord, RoundBatch
-from probes.replay import fetched
-from probes.rounds import Drafted, fresh_pass, measure_rounds, record_rounds
+from probes.replay import blocks_of_starts, fetched
+from probes.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rounds
+from probes.sampler import Key
 from probes.target import Prefix, Sampler, Target, TargetTrace
 from probes.target_attention import TargetMasses
+from probes.target_rows import TargetRows, can_shift
+from probes.trace import TIE_LOGIT_GAP
+from probes.verification import DRAFT_STREAM, Verified, by_equality, by_rejection
 
-BLOCK_ROUNDS = 256
-"""Rounds that are recorded together: the target's rows of all their positions are held (memory, nothing else)."""
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 
 
 @dataclass
 class LiveRounds:
-    """What the loop drafted: starts, the drafts of each round by depth, and device times."""
+    """What the loop drafted for one request: starts, drafts, and device times of the batch's rounds that it was in."""
 
     starts: list[int] = field(default_factory=list)
-    drafts: list[list[Drafted]] = field(default_factory=list)  # round -> depth
+    drafts: list[Int[Tensor, "depth"]] = field(default_factory=list)  # rows of the draft vocabulary
     draft_us: list[float] = field(default_factory=list)
     verify_us: list[float] = field(default_factory=list)
+    is_probabilistic: bool = False
 
 
 class Stopwatch:
@@ -59,81 +69,226 @@ class Stopwatch:
         return [(b - a) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
 
 
-@torch.inference_mode()
 def run_live(
+    drafter: Drafter, target: Target, prompt: np.ndarray, *, prompt_id: str, **options: object
+) -> tuple[TargetTrace, LiveRounds]:
+    """One request; `options` are those of `run_live_batch`."""
+    return run_live_batch(drafter, target, [prompt], prompt_ids=[prompt_id], **options)[0]  # type: ignore[arg-type]
+
+
+def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> bool:
+    """Whether requests of unequal length, that grow to so many tokens, may go through the loop together."""
+    return target.can_pad(num_tokens) and can_shift((prefix or target.empty_prefix()).cache)
+
+
+@torch.inference_mode()
+def run_live_batch(
     drafter: Drafter,
     target: Target,
-    prompt_ids: np.ndarray,
-    region: np.ndarray,
+    prompts: Sequence[np.ndarray],
     *,
-    prompt_id: str,
+    prompt_ids: Sequence[str],
     depth: int,
     max_new_tokens: int,
     sampler: Sampler,
-    sink_slots: int = 1,
+    draft_sample_method: str = "greedy",
     prefix: Prefix | None = None,
     slots: SlotCache | None = None,
-) -> tuple[TargetTrace, LiveRounds]:
-    """Runs rounds until the response is complete. The last round may run past the end: its tokens are continuation.
+    use_graph: bool = True,
+) -> list[tuple[TargetTrace, LiveRounds]]:
+    """Runs rounds until every response is complete. A last round may run past the end: its tokens are continuation.
 
-    `region` holds the prompt tokens' regions; `prefix` and `slots` the target's and the drafter's part of the prompt that
-    was computed before.
+    `prefix` and `slots`: the target's and the drafter's part of the prompts' common beginning. `use_graph`: on a CUDA
+    device, the draft as one captured graph. Where `can_batch` says no, requests run one after the other.
+
+    Raises InputError when a text does not fit into the target's positions.
     """
-    num_prompt, device = len(prompt_ids), target.device
-    target.check_length(num_prompt + max_new_tokens + depth + 1, "a prompt with its response")
-    whole = text_regions(region, num_prompt + max_new_tokens + depth + 1)
-    regions = slot_regions(whole, sink_slots=sink_slots, device=device)
+    most = max(map(len, prompts)) + max_new_tokens + depth + 1
+    target.check_length(most, "a prompt with its response")
+    if len(prompts) > 1 and not can_batch(target, most, prefix):
+        groups = [[row] for row in range(len(prompts))]
+    else:
+        groups = [list(range(len(prompts)))]
+    done = []
+    for group in groups:
+        loop = _Loop(
+            drafter,
+            target,
+            [prompts[row] for row in group],
+            [prompt_ids[row] for row in group],
+            depth=depth,
+            max_new_tokens=max_new_tokens,
+            sampler=sampler,
+            is_probabilistic=draft_sample_method == "probabilistic" and sampler.temperature > 0,
+            prefix=target.empty_prefix() if prefix is None else prefix,
+            slots=slots,
+            use_graph=use_graph,
+        )
+        while loop.alive:
+            loop.round()
+        done += loop.finish()
+    return done
 
-    prompt = torch.as_tensor(prompt_ids, dtype=torch.int64, device=device)
-    head = target.prefill(prompt_ids[:-1], prefix=prefix)
-    cache = head.fork()
-    logits, states = target.forward(prompt[None, -1:], cache)
-    aux = {i: torch.cat([head.aux[i], s[0]]) if i in head.aux else s[0] for i, s in states.items()}
-    tokens = torch.cat([prompt, sampler(logits[0], [(prompt_id, num_prompt)])])
-    kept_logits = [logits[0]]
-    rounds, clock = LiveRounds(), Stopwatch(device)
-    is_stopped = int(tokens[-1]) in target.stop_ids
-    end = num_prompt + (1 if is_stopped else max_new_tokens)  # L: the text's length once it is complete
-    t = num_prompt - 1
-    while t < end - 2:
-        clock.mark()
-        slots = prefill(drafter, tokens, aux, cache=slots)
-        token, hidden, own = tokens[t + 1 :], drafter.fuse(concat_aux(drafter, aux, t, t + 1)), None
-        drafts: list[Drafted] = []
-        for _ in range(depth):
-            output = step(drafter, slots, regions, token, hidden, start=t, own=own)
-            drafts.append(Drafted.from_step(drafter, output))
-            token, hidden, own = drafts[-1].token, output.feedback, output.own
-        clock.mark()
-        draft_ids = torch.cat([d.token for d in drafts])
-        logits, states = target.forward(torch.cat([tokens[-1:], draft_ids])[None], cache, num_logits=depth + 1)
-        chosen = sampler(logits[0], [(prompt_id, t + 2 + k) for k in range(depth + 1)])
-        accepted = int((chosen[:-1] == draft_ids).long().cumprod(dim=0).sum())
-        if accepted < depth:  # crop(0) empties the cache before transformers 5.17
-            cache.crop(accepted - depth)
-        clock.mark()
-        emitted = chosen[: accepted + 1]
-        kept_logits.append(logits[0, : accepted + 1])
-        aux = {i: torch.cat([aux[i], s[0, : accepted + 1]]) for i, s in states.items()}
-        tokens = torch.cat([tokens, emitted])
-        rounds.starts.append(t)
-        rounds.drafts.append(drafts)
-        for place, value in enumerate(emitted.tolist(), start=t + 2):
-            if value in target.stop_ids and place < end:
-                is_stopped, end = True, place + 1
-        t += accepted + 1
-    laps = clock.laps_us()
-    rounds.draft_us, rounds.verify_us = laps[0::3], laps[1::3]
-    trace = TargetTrace(
-        token_ids=tokens,
-        num_prompt_tokens=num_prompt,
-        num_response_tokens=end - num_prompt,
-        finish_reason="stop" if is_stopped else "length",
-        aux=aux,
-        logits=torch.cat(kept_logits),
-        temperature=sampler.temperature,
-    )
-    return trace, rounds
+
+class _Loop:
+    """A batch of requests between rounds. Row r's text so far has `start[r]` + 2 tokens, the last one just emitted."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Target,
+        prompts: Sequence[np.ndarray],
+        prompt_ids: Sequence[str],
+        *,
+        depth: int,
+        max_new_tokens: int,
+        sampler: Sampler,
+        is_probabilistic: bool,
+        prefix: Prefix,
+        slots: SlotCache | None,
+        use_graph: bool,
+    ) -> None:
+        self.drafter, self.target, self.sampler, self.prompt_ids = drafter, target, sampler, prompt_ids
+        self.depth, self.is_probabilistic = depth, is_probabilistic
+        self.num_prompt = [len(p) for p in prompts]
+        num_rows, device = len(prompts), target.device
+        num_tokens = max(self.num_prompt) + max_new_tokens + 2 * depth + 2  # a frozen row still reads K + 1 columns
+        self.tokens = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=device)
+        self.rows = TargetRows(target, prompts, prefix)
+        logits, states, firsts = self.rows.begin()
+        # zeros: what a row has not written yet is read (and thrown away) by the drafter
+        self.aux = {i: s.new_zeros(num_rows, num_tokens, s.shape[-1]) for i, s in states.items()}
+        num_shared = len(prefix.token_ids)
+        for row, (prompt, first) in enumerate(zip(prompts, firsts, strict=True)):
+            self.tokens[row, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.int64, device=device)
+            for i, state in states.items():
+                if num_shared:
+                    self.aux[i][row, :num_shared] = prefix.aux[i]
+                self.aux[i][row, num_shared : len(prompt)] = state[row, first:]
+        token = sampler(logits, list(zip(prompt_ids, self.num_prompt, strict=True)))
+        self.tokens[torch.arange(num_rows, device=device), torch.tensor(self.num_prompt, device=device)] = token
+        self.logits = [[row[None].clone()] for row in logits]  # those of positions P-1, P, ...
+        self.is_stopped = [value in target.stop_ids for value in token.tolist()]
+        ends = zip(self.num_prompt, self.is_stopped, strict=True)
+        self.end = [n + (1 if is_stopped else max_new_tokens) for n, is_stopped in ends]  # L, once it is complete
+        self.start = [n - 1 for n in self.num_prompt]  # t
+        self.first_new = list(self.start)  # the first slot that the drafter has not seen with true features
+        self.alive = [row for row in range(num_rows) if self.start[row] < self.end[row] - 2]
+        self.rows.keep(self.alive)
+        self.rounds = [LiveRounds(is_probabilistic=is_probabilistic) for _ in prompts]
+        self.clock = Stopwatch(device)
+        self.in_round: list[list[int]] = []  # the rows of each round
+        self.loop = DraftLoop(
+            drafter,
+            [
+                prefill(drafter, self.tokens[row, :n], {i: a[row] for i, a in self.aux.items()}, cache=slots)
+                for row, n in enumerate(self.num_prompt)
+            ],
+            depth=depth,
+            num_slots=num_tokens,
+            temperature=sampler.temperature if is_probabilistic else 0.0,
+            use_graph=use_graph,
+        )
+
+    def round(self) -> None:
+        """One draft and one verify of every request that goes on."""
+        depth, alive, device = self.depth, self.alive, self.target.device
+        self.clock.mark()
+        drafts = self.loop.draft(self._inputs(), num_slots=max(self.start) + depth + 2)
+        self.clock.mark()
+        row = torch.tensor(alive, device=device)[:, None]
+        start = torch.tensor([self.start[r] for r in alive], device=device)[:, None]
+        column = start + 1 + torch.arange(depth + 1, device=device)  # the K + 1 positions that are verified
+        draft_row, draft_token = drafts.row[row[:, 0]], drafts.token[row[:, 0]]
+        logits, states = self.rows.extend(torch.cat([self.tokens[row, start + 1], draft_token], dim=1))
+        keys = [[(self.prompt_ids[r], self.start[r] + 2 + k) for k in range(depth + 1)] for r in alive]
+        verified = self._verify(logits, draft_row, draft_token, drafts.logits, keys)
+        self.tokens[row, column + 1] = verified.emitted
+        for i, state in states.items():
+            self.aux[i][row, column] = state
+        accepted = self._advance(alive, logits, draft_row, verified)
+        self.alive = [r for r in alive if self.start[r] < self.end[r] - 2]
+        going_on = [place for place, r in enumerate(alive) if r in self.alive]
+        if len(going_on) < len(alive):
+            self.rows.keep(going_on)
+        if going_on:
+            self.rows.roll_back([depth - accepted[place] for place in going_on])
+        self.clock.mark()
+
+    def _inputs(self) -> DraftInputs:
+        """Every row's, a finished one's as in its last round: the draft's shapes never change."""
+        device, num_rows = self.target.device, len(self.start)
+        first = torch.tensor(self.first_new, device=device)
+        num_new = torch.tensor([t - f + 1 for t, f in zip(self.start, self.first_new, strict=True)], device=device)
+        slot = first[:, None] + torch.arange(self.depth + 1, device=device)
+        row = torch.arange(num_rows, device=device)[:, None]
+        dtype = self.drafter.norm.weight.dtype
+        aux = torch.cat([self.aux[i][row, slot].to(dtype) for i in self.drafter.spec.aux_layer_ids], dim=-1)
+        noise = None
+        if self.is_probabilistic:
+            keys = [
+                (name, t + 2 + k)
+                for name, t in zip(self.prompt_ids, self.start, strict=True)
+                for k in range(self.depth)
+            ]
+            noise = self.sampler.exponential(self.drafter.spec.draft_vocab_size, keys, device, stream=DRAFT_STREAM)
+            noise = noise.view(num_rows, self.depth, -1)
+        return DraftInputs(self.tokens.gather(1, slot + 1), aux, first, num_new, noise)
+
+    def _verify(
+        self,
+        logits: Float[Tensor, "row position vocab"],
+        draft_row: Int[Tensor, "row depth"],
+        draft_token: Int[Tensor, "row depth"],
+        draft_logits: Tensor | None,
+        keys: list[list[Key]],
+    ) -> Verified:
+        if draft_logits is None:
+            return by_equality(self.sampler, logits, draft_token, keys)
+        draft_logits = draft_logits[torch.tensor(self.alive, device=logits.device)]
+        ids = self.drafter.target_ids()
+        return by_rejection(self.sampler, logits, draft_token, draft_row, draft_logits, ids, keys)
+
+    def _advance(
+        self, alive: list[int], logits: Tensor, draft_row: Int[Tensor, "row depth"], verified: Verified
+    ) -> list[int]:
+        """Takes note of the round -> accepted drafts. The one place where the host waits for the device."""
+        told = torch.cat([verified.accepted[:, None], verified.emitted], dim=1).tolist()
+        self.in_round.append(alive)
+        accepted = [num_accepted for num_accepted, *_ in told]
+        for place, (r, (num_accepted, *emitted)) in enumerate(zip(alive, told, strict=True)):
+            t = self.start[r]
+            self.rounds[r].starts.append(t)
+            self.rounds[r].drafts.append(draft_row[place].clone())  # a graph writes into its own again
+            self.logits[r].append(logits[place, : num_accepted + 1].clone())
+            for at, value in enumerate(emitted[: num_accepted + 1], start=t + 2):
+                if value in self.target.stop_ids and at < self.end[r]:
+                    self.is_stopped[r], self.end[r] = True, at + 1
+            self.first_new[r], self.start[r] = t + 1, t + num_accepted + 1
+        return accepted
+
+    def finish(self) -> list[tuple[TargetTrace, LiveRounds]]:
+        """The texts, the last rounds' tokens past the end included, and their rounds."""
+        laps = self.clock.laps_us()
+        for number, rows in enumerate(self.in_round):
+            for r in rows:
+                self.rounds[r].draft_us.append(laps[3 * number])
+                self.rounds[r].verify_us.append(laps[3 * number + 1])
+        return [
+            (
+                TargetTrace(
+                    token_ids=self.tokens[r, : self.start[r] + 2],
+                    num_prompt_tokens=self.num_prompt[r],
+                    num_response_tokens=self.end[r] - self.num_prompt[r],
+                    finish_reason="stop" if self.is_stopped[r] else "length",
+                    aux={i: a[r, : self.start[r] + 1] for i, a in self.aux.items()},
+                    logits=torch.cat(self.logits[r]),
+                    sampling=self.sampler.sampling,
+                ),
+                rounds,
+            )
+            for r, rounds in enumerate(self.rounds)
+        ]
 
 
 @torch.inference_mode()
@@ -147,29 +302,43 @@ def record_live(
     sink_slots: int = 1,
     target_attention: TargetMasses | None = None,
 ) -> RoundBatch:
-    """The rounds' record. What depth 1 would have predicted with true features is computed afterwards, on the text."""
+    """The rounds' record: each depth computed again on the states that the loop left, with what it drafted.
+
+    Raises SelfCheckError in float32 when a greedy draft is not what the drafter drafts here.
+    """
     depth, device = len(rounds.drafts[0]), trace.token_ids.device
     region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
     regions = slot_regions(region, sink_slots=sink_slots, device=device)
     cache = prefill(drafter, trace.token_ids, trace.aux)
-    fresh = fresh_pass(drafter, trace, cache, regions, first=rounds.starts[0], last=cache.num_slots - 1, depth=depth)
-    measured = (
-        measure_rounds(
-            drafter,
-            trace,
-            torch.tensor(starts, device=device),
-            (starts[0], starts[-1]),
-            [Drafted.concat([r[k] for r in rounds.drafts[begin : begin + BLOCK_ROUNDS]]) for k in range(depth)],
-            fresh,
-            target_attention=target_attention,
-        )
-        for begin in range(0, len(rounds.starts), BLOCK_ROUNDS)
-        for starts in [rounds.starts[begin : begin + BLOCK_ROUNDS]]
-    )
-    pieces = list(fetched(measured))
+    every_start, every_row = np.asarray(rounds.starts), torch.stack(rounds.drafts)
+    least_gaps: list[Tensor] = []
+
+    def measured() -> Iterator[dict[str, Tensor]]:
+        for begin, end in blocks_of_starts(drafter, rounds.starts[0], rounds.starts[-1], depth):
+            here = slice(*np.searchsorted(every_start, (begin, end + 1)))
+            if here.start == here.stop:
+                continue
+            span = int(every_start[here][0]), int(every_start[here][-1])
+            starts = torch.as_tensor(every_start[here], device=device)
+            drafts, fresh = _drafted(drafter, trace, cache, regions, span, starts, every_row[here])
+            least_gaps.append(torch.stack([d.logit_gap for d in drafts]).min())
+            yield measure_rounds(
+                drafter,
+                trace,
+                starts,
+                span,
+                drafts,
+                fresh,
+                is_greedy=not rounds.is_probabilistic,
+                target_attention=target_attention,
+            )
+
+    found = list(fetched(measured()))
+    if not rounds.is_probabilistic and drafter.norm.weight.dtype == torch.float32:
+        _check_drafts(min(map(float, least_gaps)), f"drafter {name}, prompt {prompt.prompt_id}")
     return record_rounds(
-        {column: np.concatenate([p[column] for p in pieces]) for column in pieces[0]},
-        np.asarray(rounds.starts),
+        {column: np.concatenate([p[column] for p in found]) for column in found[0]},
+        every_start,
         trace,
         prompt,
         name=name,
@@ -177,3 +346,39 @@ def record_live(
         draft_us=np.asarray(rounds.draft_us, np.float32),
         verify_us=np.asarray(rounds.verify_us, np.float32),
     )
+
+
+def _drafted(
+    drafter: Drafter,
+    trace: TargetTrace,
+    cache: SlotCache,
+    regions: UInt8[Tensor, "slot"],
+    span: tuple[int, int],
+    starts: Int[Tensor, "round"],
+    rows: Int[Tensor, "round depth"],
+) -> tuple[list[Drafted], Fresh]:
+    """The chains that start at `starts`, computed with those between them (one step takes consecutive starts)."""
+    first, last = span
+    depth, at, num_starts = rows.shape[1], starts - first, last - first + 1
+    last_fresh = min(last + depth - 1, cache.num_slots - 1)
+    fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth)
+    output, drafts = fresh.output, []
+    for k in range(depth):
+        row = output.logits.argmax(dim=-1)
+        row[at] = rows[:, k]
+        every = Drafted.from_step(drafter, output, temperature=trace.temperature, row=row)
+        drafts.append(every.take(at))
+        if k + 1 < depth:
+            token, feedback = every.token[:num_starts], output.feedback[:num_starts]
+            output = step(drafter, cache, regions, token, feedback, start=first, own=output.own if k else ())
+    return drafts, fresh
+
+
+def _check_drafts(least_gap: float, where: str) -> None:
+    if least_gap < -TIE_LOGIT_GAP:
+        raise SelfCheckError(
+            f"the loop drafted a token that is {-least_gap:.3g} below the drafter's best when computed again",
+            code="drafts_differ",
+            where=where,
+            remedy="this is a defect of driftscope: please report it with this checkpoint",
+        )

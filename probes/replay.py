@@ -105,7 +105,7 @@ def draft_chains(
     feedback, own = fresh.output.feedback[here], ()
     for _ in range(2, depth + 1):
         output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own)
-        drafts.append(Drafted.from_step(drafter, output))
+        drafts.append(Drafted.from_step(drafter, output, temperature=trace.temperature))
         feedback, own = output.feedback, output.own
     return drafts, fresh
 

@@ -37,20 +37,37 @@ MASS_SUM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Drafted:
-    """One depth of R chains: the greedy drafts, and the step's measurements with rounds as first axis."""
+    """One depth of R chains: the drafts, and the step's measurements with rounds as first axis."""
 
     row: Int[Tensor, "round"]  # of the draft vocabulary
     token: Int[Tensor, "round"]  # target id
-    logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them
+    logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them, over the temperature when T > 0
     lse: Float[Tensor, "round"]  # of the logits, float32
-    logit_gap: Float[Tensor, "round"]  # between the two best
+    logit_gap: Float[Tensor, "round"]  # by which the draft leads the best other one; below 0 when it is not the best
     columns: dict[str, Tensor]  # name -> [round, ...]
 
     @classmethod
-    def from_step(cls, drafter: Drafter, output: StepOutput) -> Drafted:
-        found = row_statistics(output.logits, NUM_CANDIDATES)
-        row = found.top_id[:, 0]
+    def from_step(
+        cls,
+        drafter: Drafter,
+        output: StepOutput,
+        *,
+        temperature: float = 0.0,
+        row: Int[Tensor, "round"] | None = None,
+    ) -> Drafted:
+        """`row`: what was drafted, of the draft vocabulary; None: the most probable (greedy drafts).
+
+        q = softmax(logits / temperature), at temperature 0 of the raw logits; no top-k, no top-p (vLLM's rule).
+        """
+        logits = output.logits if temperature in (0.0, 1.0) else output.logits.float() / temperature
+        found = row_statistics(logits, NUM_CANDIDATES)
+        best, gap = found.top_id[:, 0], found.top[:, 0] - found.top[:, 1]
         probability = (found.top - found.lse[:, None]).exp()
+        draft_prob = probability[:, 0]
+        if row is not None:
+            of_row = logits.gather(1, row[:, None])[:, 0].float()
+            gap = torch.where(row == best, gap, of_row - found.top[:, 0])
+            draft_prob = (of_row - found.lse).exp()
         columns = {name: getattr(output, name) for name in STEP_COLUMNS}
         columns |= {  # [round, layer, head, ...]
             name: torch.stack([getattr(m, name) for m in output.masses], dim=1)
@@ -58,14 +75,15 @@ class Drafted:
         }
         columns["draft_top_token"] = drafter.to_target_ids(found.top_id)
         columns["draft_top_prob"] = probability.half()
-        columns["draft_prob"] = probability[:, 0]
+        columns["draft_prob"] = draft_prob
         columns["draft_entropy"] = found.entropy
+        row = best if row is None else row
         return cls(
             row=row,
             token=drafter.to_target_ids(row),
-            logits=output.logits,
+            logits=logits,
             lse=found.lse,
-            logit_gap=found.top[:, 0] - found.top[:, 1],
+            logit_gap=gap * (temperature or 1.0),
             columns=columns,
         )
 
@@ -120,7 +138,8 @@ def fresh_pass(
         )
         for i, layer in enumerate(drafter.layers)
     ]
-    return Fresh(first, output, Drafted.from_step(drafter, output), torch.stack(recent, dim=2))
+    drafted = Drafted.from_step(drafter, output, temperature=trace.temperature)
+    return Fresh(first, output, drafted, torch.stack(recent, dim=2))
 
 
 @dataclass(frozen=True)
@@ -201,11 +220,13 @@ def measure_rounds(
     drafts: list[Drafted],
     fresh: Fresh,
     *,
+    is_greedy: bool = True,
     target_attention: TargetMasses | None = None,
 ) -> dict[str, Tensor]:
     """The rounds' columns, each [round, ...], by `RoundBatch`'s names (`mass/REGION`, and `is_tie` [round, depth]).
 
-    `span`: the first and the last start, known to the host. Nothing here waits for the device.
+    `span`: the first and the last start, known to the host. Nothing here waits for the device. Of drafts that were drawn
+    (`is_greedy` False) none is a tie, and whether the fresh argmax is right says nothing about them: null.
     """
     depth = len(drafts)
     token = torch.stack([d.token for d in drafts], dim=1)
@@ -239,7 +260,7 @@ def measure_rounds(
     columns = {
         "accepted_drafts": labels.accepted.sum(dim=1, dtype=torch.int32),
         "has_all_labels": labels.has_all_labels,
-        "is_tie": (gap < TIE_LOGIT_GAP) & (labels.reason != RejectionReason.not_reached),
+        "is_tie": (gap < TIE_LOGIT_GAP) & is_greedy & (labels.reason != RejectionReason.not_reached),
         "fusion_share": shares.share,
         "fusion_share_bias": shares.share_bias,
         "fusion_energy": shares.energy,
@@ -252,7 +273,7 @@ def measure_rounds(
         "accepted": torch.where(labels.has_label, labels.accepted.to(torch.int8), -1),
         "rejection_reason": labels.reason.to(torch.uint8),
         "fresh_token": fresh_token.int(),
-        "fresh_right": torch.where(has_fresh & has_next, (fresh_token == text_token).to(torch.int8), -1),
+        "fresh_right": torch.where(has_fresh & has_next & is_greedy, (fresh_token == text_token).to(torch.int8), -1),
         "target_divergence": None
         if target_attention is None
         else target_divergence(drafter, trace, starts, labels, region, own + current, target_attention),

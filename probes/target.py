@@ -35,6 +35,7 @@ from probes.target_family import (
     refuse_other_states,
     refuse_recurrent,
 )
+from probes.target_rows import TargetRows
 from probes.trace import TIE_LOGIT_GAP, HeadLogits, TargetTrace
 
 __all__ = ["TIE_LOGIT_GAP", "Prefix", "Sampler", "Target", "TargetTrace", "target_config"]
@@ -250,6 +251,10 @@ class Target:
         if begin >= len(token_ids) and prefix is not None:
             aux |= prefix.aux
 
+    def empty_prefix(self) -> Prefix:
+        """No token."""
+        return Prefix(np.zeros(0, np.int32), new_cache(self.config), {})
+
     # ---- text
 
     def check_length(self, num_tokens: int, what: str) -> None:
@@ -335,47 +340,24 @@ class Target:
         """
         for prompt in prompts:
             self.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
-        head = prefix if prefix is not None else Prefix(np.zeros(0, np.int32), new_cache(self.config), {})
-        num_shared, num_rows = len(head.token_ids), len(prompts)
-        lengths = torch.tensor([len(p) - num_shared for p in prompts])
-        width = int(lengths.max())
-        ids = torch.zeros(num_rows, width, dtype=torch.int64)
-        mask = torch.zeros(num_rows, num_shared + width, dtype=torch.int64)
-        mask[:, :num_shared] = 1
-        for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
-            ids[row, width - length :] = torch.as_tensor(prompt[num_shared:], dtype=torch.int64)
-            mask[row, num_shared + width - length :] = 1
-        is_padded = bool((mask == 0).any())
-        if is_padded and not self.can_pad(num_shared + width + max_new_tokens + num_continuation_tokens):
-            raise InputError(
-                "this target's windows or positions would count padding as text",
-                code="prompts_of_unequal_length",
-                where=f"target of the family {self.config.model_type}",
-                remedy="write prompts of one length at a time",
-            )
-        positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)[:, num_shared:].to(self.device)
-        ids, mask = ids.to(self.device), mask.to(self.device)
-
-        cache = head.fork(num_rows)
-        logits, aux = self.forward(ids, cache, position_ids=positions, attention_mask=mask if is_padded else None)
+        head = self.empty_prefix() if prefix is None else prefix
+        rows = TargetRows(self, prompts, head)
+        rows.check_padding(max_new_tokens + num_continuation_tokens)
+        logits, aux, firsts = rows.begin()
         states = {i: [a] for i, a in aux.items()}
-        kept_logits, emitted = [logits[:, -1]], []
+        width = rows.num_columns - len(head.token_ids)
+        kept_logits, emitted = [logits], []
         stop_ids = torch.tensor(sorted(self.stop_ids) or [-1], device=self.device)
-        end = torch.full((num_rows,), max_new_tokens, device=self.device)  # response tokens, the stop token included
+        end = torch.full(
+            (len(prompts),), max_new_tokens, device=self.device
+        )  # response tokens, the stop token included
         for done in range(1, max_new_tokens + num_continuation_tokens + 1):
-            at = (lengths + num_shared + done - 1).tolist()
-            token = sampler(kept_logits[-1], list(zip(prompt_ids, at, strict=True)))
+            token = sampler(kept_logits[-1], list(zip(prompt_ids, rows.num_tokens, strict=True)))
             emitted.append(token)
             end = torch.where(torch.isin(token, stop_ids) & (done < end), done, end)
             if done >= int(end.max()) + num_continuation_tokens:
                 break
-            mask = torch.cat([mask, mask.new_ones(num_rows, 1)], dim=-1)
-            logits, aux = self.forward(
-                token[:, None],
-                cache,
-                position_ids=torch.tensor(at, device=self.device)[:, None],
-                attention_mask=mask if is_padded else None,
-            )
+            logits, aux = rows.extend(token[:, None])
             kept_logits.append(logits[:, -1])
             for index, a in aux.items():
                 states[index].append(a)
@@ -387,7 +369,7 @@ class Target:
             num_response = int(end[row])
             num_new = num_response + num_continuation_tokens
             is_stop = bool(torch.isin(tokens[row, num_response - 1], stop_ids))
-            first = width - int(lengths[row])
+            first = firsts[row]
             traces.append(
                 TargetTrace(
                     token_ids=torch.cat(
@@ -403,7 +385,7 @@ class Target:
                         for i, s in all_states.items()
                     },
                     logits=all_logits[row, :num_new],
-                    temperature=sampler.temperature,
+                    sampling=sampler.sampling,
                 )
             )
         return traces

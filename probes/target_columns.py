@@ -31,7 +31,8 @@ def target_columns(
 ) -> dict[str, Tensor]:
     """-> `RoundBatch` columns by name; NaN / -1 where there is no label. `span`: first and last of the ascending starts.
 
-    p: after temperature when T > 0, else softmax of the raw logits; q is 0 outside the draft vocabulary.
+    p: after temperature, top-k and top-p when T > 0, else softmax of the raw logits (ranks are always of these); q, after
+    temperature when T > 0, is 0 outside the draft vocabulary.
     """
     num_rounds, depth = has_label.shape
     first, last = span
@@ -57,8 +58,12 @@ def target_columns(
         at = slice(begin, begin + len(logits))
         of_draft = logits.gather(1, token_at[at])
         found = row_statistics(logits, num_candidates, threshold=of_draft, temperature=temperature)
-        log_p[at] = of_draft.float() / temperature - found.lse[:, None]
         rank[at] = found.num_above
+        if trace.sampling.is_cut:
+            logits = trace.sampling.cut(logits)
+            of_draft = logits.gather(1, token_at[at])
+            found = row_statistics(logits, num_candidates, temperature=temperature)
+        log_p[at] = of_draft.float() / temperature - found.lse[:, None]
         top_token[at] = found.top_id
         top_log_p[at] = found.top - found.lse[:, None]
         torch.sub(logits[:, ids].float() / temperature, found.lse[:, None], out=p[at]).exp_()

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.sampler import GREEDY, Sampling
 from probes.vocab_rows import row_statistics
 
 TIE_LOGIT_GAP = 1e-4
@@ -65,7 +66,11 @@ class TargetTrace:
     aux: dict[int, Float[Tensor, "token target_hidden"]]  # at least N-1 rows
     logits: Float[Tensor, "position vocab"] | HeadLogits
     is_forced: bool = False
-    temperature: float = 0.0
+    sampling: Sampling = GREEDY
+
+    @property
+    def temperature(self) -> float:
+        return self.sampling.temperature
 
     @cached_property
     def choices(self) -> Choices:

@@ -57,7 +57,16 @@ def probe(
     depth: Annotated[int | None, typer.Option(help="K, drafts in a round. [7]")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens. [128]")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the target. [0]")] = None,
-    draft_sample_method: Annotated[str | None, typer.Option(help="How drafts are chosen: greedy.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="At temperature > 0: only the so many most probable tokens. [0: all]")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="At temperature > 0: only the most probable tokens that hold so much. [1]")
+    ] = None,
+    draft_sample_method: Annotated[
+        str | None,
+        typer.Option(help="Drafts are the drafter's best token (greedy) or drawn (probabilistic, live). [greedy]"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="For sampling at temperature > 0. [0]")] = None,
     sink_slots: Annotated[int | None, typer.Option(help="How many first slots count as the sink. [1]")] = None,
     last_tokens: Annotated[
@@ -111,6 +120,8 @@ def probe(
         "depth": depth,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
         "draft_sample_method": draft_sample_method,
         "seed": seed,
         "sink_slots": sink_slots,

@@ -45,6 +45,10 @@ def _print_head(out: Console, run: Run) -> None:
     drafters = ", ".join(d.name if d.kind in ("", d.name) else f"{d.name} ({d.kind})" for d in info.drafters)
     out.print(Text(str(run.path), style="bold"))
     temperature = "temperature not known" if info.temperature is None else f"temperature {info.temperature:g}"
+    if info.temperature:
+        temperature += f", top-k {info.top_k}" if info.top_k else ""
+        temperature += f", top-p {info.top_p:g}" if info.top_p not in (None, 1.0) else ""
+        temperature += f", {info.draft_sample_method} drafts" if info.draft_sample_method else ""
     out.print(f"{run.status}, engine {info.engine}, K = {info.depth}, {temperature}", markup=False)
     out.print(f"target {info.target.name or '?'}; drafters {drafters or '?'}", markup=False)
     out.print(f"{counts.num_prompts:,} prompts, {counts.num_rounds:,} rounds")

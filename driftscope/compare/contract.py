@@ -24,6 +24,11 @@ def why_not_comparable(first: Side, second: Side) -> str | None:
     temperatures = [temperature_of(run) for run in (a, b)]
     if None not in temperatures and temperatures[0] != temperatures[1]:
         return f"temperature differs: {temperatures[0]:g} against {temperatures[1]:g}"
+    if IMPORT not in (a.info.engine, b.info.engine):
+        for name, everything in (("top_k", 0), ("top_p", 1.0)):
+            ours, theirs = (getattr(run.info, name) or everything for run in (a, b))
+            if ours != theirs:
+                return f"{name} differs: {ours:g} against {theirs:g}"
     rules = [_acceptance_rule(run) for run in (a, b)]
     if None not in rules and rules[0] != rules[1]:
         return f"the acceptance rule differs: {rules[0]!r} against {rules[1]!r}"

@@ -127,6 +127,9 @@ class RunInfo(Stored):
     level: str = "default"  # vllm: counts | default | heads
     depth: int = 0  # K, the largest of all drafters
     temperature: float | None = None  # null: an imported run whose source does not say
+    top_k: int | None = None  # at temperature > 0; 0 = all; null: an import, or a run from before (all)
+    top_p: float | None = None
+    draft_sample_method: str | None = None  # "greedy" | "probabilistic"
     acceptance_rule: str = ""  # e.g. "greedy", "rejection_sampling"
     sink_slots: int = 1  # S: how many first slots are the sink
     has_text: bool = True  # False: hashes instead of messages and token ids

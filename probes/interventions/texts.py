@@ -10,6 +10,7 @@ import numpy as np
 from probes.conditions import Cell, PromptInput
 from probes.job import render_or_take, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord
+from probes.sampler import Sampling
 from probes.target import Target, TargetTrace
 
 
@@ -29,7 +30,7 @@ class Reader:
             num_response_tokens=record.num_response_tokens,
             finish_reason=record.finish_reason,
             is_forced=record.is_forced,
-            temperature=0.0 if record.is_forced else self.temperature,
+            sampling=Sampling(0.0 if record.is_forced else self.temperature),
         )
 
 

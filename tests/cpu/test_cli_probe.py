@@ -294,3 +294,30 @@ def test_an_existing_run_is_not_overwritten_unasked(
     run_ok([*arguments, "--overwrite"], capsys)
     assert main([*options(pair, out, num_prompts="2", context_tokens="0"), "--resume"]) == 2
     assert "num_prompts" in capsys.readouterr().err
+
+
+def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"temperature": "0.9", "top_k": "20", "top_p": "0.9", "draft_sample_method": "probabilistic"}
+    out = tmp_path / "drawn.drift"
+    run_ok(options(pair, out, engine="live", **asked), capsys)
+    info = read_run(out).info
+    assert (info.top_k, info.top_p, info.draft_sample_method) == (20, 0.9, "probabilistic")
+    assert "min(1, p/q)" in info.acceptance_rule
+    assert main(["runs", "verify", str(out)]) == 0
+    capsys.readouterr()
+    for changes, words in (
+        ({}, "take engine live"),
+        ({"engine": "vllm"}, "take live"),
+        ({"engine": "live", "interventions": "all"}, "greedy drafts only"),
+        ({"engine": "live", "top_p": "0"}, "top_p"),
+    ):
+        assert main([*options(pair, tmp_path / "no.drift", **(asked | changes)), "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert words in error["message"]
+        assert error["code"] == "bad_option"
+    assert (
+        main([*options(pair, tmp_path / "no.drift", engine="live", **asked), "--drafter", f"b={pair / 'drafter'}"]) == 2
+    )
+    assert "one drafter" in capsys.readouterr().err

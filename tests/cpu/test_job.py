@@ -12,7 +12,8 @@ import torch
 
 from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPrompt, Template
 from probes.errors import CheckpointError, InputError, SelfCheckError
-from probes.job import Models, compare_with_plain, load_models, render_prompt, run_job, shared_prefix_tokens
+from probes.job import Models, load_models, render_prompt, run_job, shared_prefix_tokens
+from probes.lossless import compare_with_plain
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import Sampler, TargetTrace
 from tests.chat_templates import SMOLLM2

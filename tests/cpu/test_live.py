@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from probes.chain import prefill
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
-from probes.live import record_live, run_live
+from probes.live import record_live, run_live, run_live_batch
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.replay import replay
 from probes.target import Sampler, Target, TargetTrace
@@ -107,12 +107,10 @@ def live(
     **shared: Any,
 ) -> tuple[TargetTrace, RoundBatch | None]:
     """The text and its rounds; None when no round was made."""
-    region = np.full(len(prompt), TEXT_REGIONS.index("user"), np.uint8)
     trace, rounds = run_live(
         pair.drafter,
         pair.target,
         prompt,
-        region,
         prompt_id="p",
         depth=depth,
         max_new_tokens=max_new_tokens,
@@ -376,6 +374,71 @@ def test_a_shared_prefix_changes_nothing(pair: Pair, tokenizer: PreTrainedTokeni
         assert trace.token_ids.tolist() == plain_trace.token_ids.tolist()
         np.testing.assert_array_equal(looped.draft_token, plain.draft_token)
         np.testing.assert_allclose(looped.hidden_out_norm, plain.hidden_out_norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "method"), [(0.0, 0, "greedy"), (0.7, 9, "greedy"), (0.9, 0, "probabilistic")]
+)
+@pytest.mark.parametrize("has_prefix", [False, True])
+def test_a_batch_of_requests_goes_the_way_of_each_alone(
+    pair: Pair, tokenizer: PreTrainedTokenizerFast, temperature: float, top_k: int, method: str, has_prefix: bool
+) -> None:
+    """Prompts of unequal length, one response that stops early: tokens, drafts and starts, and what is left to record."""
+    prompts = [prompt_ids(tokenizer, turn) for turn in USER_TURNS]
+    shared = next(i for i in range(99) if len({tuple(p[: i + 1]) for p in prompts}) > 1)
+    options: dict[str, Any] = {
+        "depth": DEPTH,
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "sampler": Sampler(temperature, 1, top_k=top_k),
+        "draft_sample_method": method,
+    }
+    if has_prefix:
+        options["prefix"] = pair.target.prefill(prompts[0][:shared])
+        ids = torch.as_tensor(prompts[0][:shared], dtype=torch.int64)
+        options["slots"] = prefill(pair.drafter, ids, options["prefix"].aux)
+    names = [f"p{i}" for i in range(len(prompts))]
+    endless = run_live(pair.drafter, pair.target, prompts[1], prompt_id=names[1], **options)[0]
+    set_stop(pair, response_of(endless)[9])
+    together = run_live_batch(pair.drafter, pair.target, prompts, prompt_ids=names, **options)
+    num_rounds = []
+    for prompt, name, (trace, rounds) in zip(prompts, names, together, strict=True):
+        alone_trace, alone = run_live(pair.drafter, pair.target, prompt, prompt_id=name, **options)
+        assert trace.token_ids.tolist() == alone_trace.token_ids.tolist()
+        assert (trace.finish_reason, trace.num_response_tokens) == (
+            alone_trace.finish_reason,
+            alone_trace.num_response_tokens,
+        )
+        assert rounds.starts == alone.starts
+        assert torch.equal(torch.stack(rounds.drafts), torch.stack(alone.drafts))
+        torch.testing.assert_close(trace.logits, alone_trace.logits, rtol=0, atol=1e-4)
+        for i, state in trace.aux.items():
+            torch.testing.assert_close(state, alone_trace.aux[i], rtol=0, atol=1e-4)
+        num_rounds.append(len(rounds.starts))
+    assert len(set(num_rounds)) > 1
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 6}, {"top_p": 0.8}])
+def test_a_cut_text_is_the_same_by_plain_decoding_live_and_replay(
+    pair: Pair, tokenizer: PreTrainedTokenizerFast, cut: dict[str, Any]
+) -> None:
+    prompt, sampler = prompt_ids(tokenizer, USER_TURNS[1]), Sampler(1.5, 4, **cut)
+    trace, rounds = run_live(
+        pair.drafter, pair.target, prompt, prompt_id="p", depth=DEPTH, max_new_tokens=MAX_NEW_TOKENS, sampler=sampler
+    )
+    looped = record_live(pair.drafter, trace, rounds, prompt_record(trace), name="d")
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "num_continuation_tokens": DEPTH, "sampler": sampler}
+    text = pair.target.write([prompt], ["p"], **options)[0]
+    assert response_of(text) == response_of(trace)
+    assert_walk_is_live(replay(pair.drafter, text, prompt_record(text), name="d", depth=DEPTH), looped)
+    for row, t in enumerate(looped.start.tolist()):
+        for k in range(DEPTH):
+            if looped.accepted[row, k] < 0:
+                continue
+            logits = text.logits[t + k + 2 - len(prompt)]
+            p = sampler.sampling.probabilities(logits)
+            assert looped.target_prob_of_draft[row, k] == pytest.approx(float(p[looped.draft_token[row, k]]), abs=1e-5)
+            assert looped.target_rank_of_draft[row, k] == int((logits > logits[looped.draft_token[row, k]]).sum())
+            assert p[looped.target_token[row, k]] > 0
 
 
 def test_sampled_text_is_the_same_by_plain_decoding_live_and_replay(

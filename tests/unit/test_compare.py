@@ -274,6 +274,8 @@ def with_info(engine: str = "replay", **changes: Any) -> RunInfo:
     ("changes", "reason"),
     [
         ({"temperature": 0.7}, "temperature differs: 0.7 against 0"),
+        ({"top_k": 40}, "top_k differs: 40 against 0"),
+        ({"top_p": 0.9}, "top_p differs: 0.9 against 1"),
         ({"acceptance_rule": "typical"}, "the acceptance rule differs: 'typical' against 'greedy drafts'"),
     ],
 )

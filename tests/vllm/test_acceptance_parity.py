@@ -130,12 +130,10 @@ def test_rounds_and_text_equal_vllms(name: str, pair: Pair, models: Models, prom
 
 
 def live(drafter: Drafter, target: Target, prompt: list[int], max_new_tokens: int) -> tuple[TargetTrace, LiveRounds]:
-    region = np.full(len(prompt), TEXT_REGIONS.index("unknown"), np.uint8)
     return run_live(
         drafter,
         target,
         np.asarray(prompt),
-        region,
         prompt_id="p",
         depth=DEPTH,
         max_new_tokens=max_new_tokens,

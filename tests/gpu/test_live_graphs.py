@@ -1,0 +1,74 @@
+"""The live loop on a CUDA device: captured drafts are those of plain launches, and both are the CPU's in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from probes.drafter.model import Drafter
+from probes.live import LiveRounds, run_live_batch
+from probes.target import Sampler, Target, TargetTrace
+from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
+
+pytestmark = pytest.mark.gpu
+
+DEPTH, MAX_NEW_TOKENS = 5, 60
+TOKENIZER: PreTrainedTokenizerFast = tiny_tokenizer()
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(3, 150, length).astype(np.int32) for length in (9, 23, 14, 23, 5)]
+
+
+def lived(
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    use_graph: bool,
+    temperature: float = 0.0,
+    method: str = "greedy",
+    **flags: object,
+) -> list[tuple[TargetTrace, LiveRounds]]:
+    model = tiny_target(seed=0)
+    spec, tensors = matched_drafter(model, seed=0, **flags)
+    model.generation_config.eos_token_id = 17  # some responses end early
+    target = Target(model.to(device, dtype), TOKENIZER, aux_layer_ids=spec.aux_layer_ids)
+    drafter = Drafter.load(spec, tensors, device=device, dtype=dtype)
+    return run_live_batch(
+        drafter,
+        target,
+        PROMPTS,
+        prompt_ids=[str(i) for i in range(len(PROMPTS))],
+        depth=DEPTH,
+        max_new_tokens=MAX_NEW_TOKENS,
+        sampler=Sampler(temperature, seed=3, top_k=12 if temperature else 0),
+        draft_sample_method=method,
+        use_graph=use_graph,
+    )
+
+
+def assert_same(ours: list[tuple[TargetTrace, LiveRounds]], theirs: list[tuple[TargetTrace, LiveRounds]]) -> None:
+    assert sum(len(rounds.starts) for _, rounds in ours) > 20
+    for (trace, rounds), (other_trace, other) in zip(ours, theirs, strict=True):
+        assert trace.token_ids.tolist() == other_trace.token_ids.tolist()
+        assert rounds.starts == other.starts
+        assert torch.stack(rounds.drafts).tolist() == torch.stack(other.drafts).tolist()
+        assert len(rounds.draft_us) == len(rounds.verify_us) == len(rounds.starts)
+        assert min([*rounds.draft_us, *rounds.verify_us]) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "flags", [{}, {"norm_output": True, "has_fc_norm": True}, {"num_layers": 2, "sliding_window": 5}]
+)
+@pytest.mark.parametrize(("temperature", "method"), [(0.0, "greedy"), (0.8, "greedy"), (0.8, "probabilistic")])
+def test_a_captured_draft_changes_nothing(
+    dtype: torch.dtype, flags: dict[str, object], temperature: float, method: str
+) -> None:
+    options = {"temperature": temperature, "method": method, **flags}
+    with_graph = lived("cuda", dtype, use_graph=True, **options)  # type: ignore[arg-type]
+    assert_same(with_graph, lived("cuda", dtype, use_graph=False, **options))  # type: ignore[arg-type]
+
+
+def test_greedy_rounds_are_the_cpus() -> None:
+    assert_same(lived("cuda", use_graph=True), lived("cpu", use_graph=True))
