@@ -22,7 +22,6 @@ PROMPTS = [RNG.integers(3, 150, length).astype(np.int32) for length in (9, 23, 1
 
 def lived(
     device: str,
-    dtype: torch.dtype = torch.float32,
     *,
     use_graph: bool,
     temperature: float = 0.0,
@@ -32,8 +31,8 @@ def lived(
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, **flags)
     model.generation_config.eos_token_id = 17  # some responses end early
-    target = Target(model.to(device, dtype), TOKENIZER, aux_layer_ids=spec.aux_layer_ids)
-    drafter = Drafter.load(spec, tensors, device=device, dtype=dtype)
+    target = Target(model.to(device), TOKENIZER, aux_layer_ids=spec.aux_layer_ids)
+    drafter = Drafter.load(spec, tensors, device=device)
     return run_live_batch(
         drafter,
         target,
@@ -52,22 +51,19 @@ def assert_same(ours: list[tuple[TargetTrace, LiveRounds]], theirs: list[tuple[T
     for (trace, rounds), (other_trace, other) in zip(ours, theirs, strict=True):
         assert trace.token_ids.tolist() == other_trace.token_ids.tolist()
         assert rounds.starts == other.starts
-        assert torch.stack(rounds.drafts).tolist() == torch.stack(other.drafts).tolist()
+        assert [d.tolist() for d in rounds.drafts] == [d.tolist() for d in other.drafts]
         assert len(rounds.draft_us) == len(rounds.verify_us) == len(rounds.starts)
-        assert min([*rounds.draft_us, *rounds.verify_us]) > 0
+        assert all(us > 0 for us in (*rounds.draft_us, *rounds.verify_us))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "flags", [{}, {"norm_output": True, "has_fc_norm": True}, {"num_layers": 2, "sliding_window": 5}]
 )
 @pytest.mark.parametrize(("temperature", "method"), [(0.0, "greedy"), (0.8, "greedy"), (0.8, "probabilistic")])
-def test_a_captured_draft_changes_nothing(
-    dtype: torch.dtype, flags: dict[str, object], temperature: float, method: str
-) -> None:
+def test_a_captured_draft_changes_nothing(flags: dict[str, object], temperature: float, method: str) -> None:
     options = {"temperature": temperature, "method": method, **flags}
-    with_graph = lived("cuda", dtype, use_graph=True, **options)  # type: ignore[arg-type]
-    assert_same(with_graph, lived("cuda", dtype, use_graph=False, **options))  # type: ignore[arg-type]
+    with_graph = lived("cuda", use_graph=True, **options)  # type: ignore[arg-type]
+    assert_same(with_graph, lived("cuda", use_graph=False, **options))  # type: ignore[arg-type]
 
 
 def test_greedy_rounds_are_the_cpus() -> None:
