@@ -43,9 +43,10 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
             reasons.setdefault(item.reason, []).append(item.id)
         listed = "; ".join(f"{reason}: {', '.join(ids)}" for reason, ids in reasons.items())
         out.print(f"  not judged: {listed}", markup=False)
-    if condition.file_findings:
-        found = "; ".join(f"{f.id} {f.statement}" for f in condition.file_findings)
-        out.print(f"  files (driftscope check): {found}", markup=False)
+    said = {evidence.name for verdict in condition.verdicts for evidence in verdict.evidence}
+    for finding in condition.file_findings:
+        if finding.id not in said:
+            out.print(f"  driftscope check: {finding.id} {finding.what}", markup=False)
     if condition.waterfall:
         parts = sorted(condition.waterfall.items(), key=lambda item: -item[1])
         out.print(

@@ -41,7 +41,7 @@ def _condition(condition: ConditionFacts, run: RunFacts, reference: RunFacts | N
         waterfall={} if condition.waterfall is None else mean_parts(condition.waterfall),
         interventions=[_result(gain) for gain in condition.gains],
         file_findings=[
-            FileFinding(id=f.id, severity=f.severity.value, statement=f"{f.what} ({f.evidence})")
+            FileFinding(id=f.id, severity=f.severity.value, what=f.what, statement=f"{f.what} ({f.evidence})")
             for f in condition.file_findings
         ],
     )

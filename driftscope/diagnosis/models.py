@@ -69,7 +69,8 @@ class FileFinding(BaseModel):
 
     id: str  # "DS302"; docs/checks has its page
     severity: str
-    statement: str
+    what: str  # the check's title
+    statement: str  # with what was seen
 
 
 class ConditionDiagnosis(BaseModel):
