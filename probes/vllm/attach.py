@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from probes.vllm.hooks import refuse_unknown
 from probes.vllm.recorder import Recorder
 from probes.vllm.requests import NewRequest
 from probes.vllm.rows import RowLayout
@@ -14,6 +15,7 @@ from probes.vllm.rows import RowLayout
 
 def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: str, device: torch.device) -> None:
     """Allocates the recorder's rows for this drafter. Raises NotImplementedError for what was never read."""
+    refuse_unknown(runner_name)
     config = runner.vllm_config
     speculative = config.speculative_config
     if speculative.method != "eagle3":

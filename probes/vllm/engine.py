@@ -173,6 +173,14 @@ def engine(
                 where=drafter,
                 remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
             ) from error
+        failure = None if recording is None else recording.status().failure
+        if failure is not None:
+            raise InputError(
+                f"this engine cannot be recorded: {failure}",
+                code="not_recordable",
+                where=drafter,
+                remedy="docs/vllm.md says what is supported; --engine live does without vLLM",
+            )
         yield Engine(llm, recording, records)
     finally:
         if recording is not None:

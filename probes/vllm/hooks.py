@@ -17,10 +17,11 @@ from probes.errors import InputError
 if TYPE_CHECKING:
     from probes.vllm.recorder import Recording
 
-RUN_VERSIONS = ("0.26.0", "0.32.0")
-"""Run with the recorder: 0.26.0 on a GPU (V2), 0.32.0 on a CPU (V1)."""
-READ_VERSIONS = ("0.25.1", "0.33.0")
-"""Their hooks were read in the source, never run."""
+KNOWN = {
+    "V1": {"0.32.0": "run on a CPU", "0.26.0": "only read"},
+    "V2": {"0.26.0": "run on a GPU"},
+}
+"""Model runner -> vLLM version -> how its hooks are known. Other pairs are refused."""
 
 
 def vllm_version() -> str:
@@ -33,13 +34,21 @@ def vllm_version() -> str:
             continue
     else:
         raise InputError("vLLM is not installed", code="vllm_missing", remedy="pip install 'driftscope[vllm]'")
-    if found not in RUN_VERSIONS + READ_VERSIONS:
+    known = sorted({name for versions in KNOWN.values() for name in versions})
+    if found not in known:
         raise InputError(
             f"the recorder does not know vLLM {found}",
             code="vllm_version",
-            remedy=f"use vLLM {', '.join(RUN_VERSIONS)} (run) or {', '.join(READ_VERSIONS)} (only read)",
+            remedy=f"use vLLM {' or '.join(known)}",
         )
     return found
+
+
+def refuse_unknown(runner: str) -> None:
+    """Raises NotImplementedError where this model runner of the installed vLLM was never read."""
+    found = vllm_version()
+    if found not in KNOWN[runner]:
+        raise NotImplementedError(f"the {runner} model runner of vLLM {found} is unknown to the recorder")
 
 
 def patch_runners(recording: Recording) -> None:

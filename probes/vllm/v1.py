@@ -1,6 +1,6 @@
 """Hooks into vLLM's V1 model runner (`model_runner.drafter`): the CPU's, and a GPU's where it was asked for.
 
-Read in 0.32.0 and 0.33.0: v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py.
+Read in 0.26.0 and 0.32.0: v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks into vLLM's V2 model runner (`model_runner.speculator`), a GPU's default, with CUDA graphs and compilation on.
 
 `_prefill` and `_generate_draft` are what the graphs capture, so what is written inside them is captured too; `sample`,
-`propose` and `sample_tokens` are outside every graph. Read in 0.25.1 and 0.26.0 (v1/worker/gpu/model_runner.py,
+`propose` and `sample_tokens` are outside every graph. Read in 0.26.0 (v1/worker/gpu/model_runner.py,
 v1/worker/gpu/spec_decode/autoregressive/speculator.py).
 """
 

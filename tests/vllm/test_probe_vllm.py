@@ -18,6 +18,7 @@ from driftscope.runs import Run, read_run
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
 from probes.errors import InputError, SelfCheckError
+from probes.vllm import hooks
 from probes.vllm import job as vllm_job
 from probes.vllm.engine import Counters
 
@@ -119,6 +120,19 @@ def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None
     assert settings["aux_layer_ids"] == [2, 14, 27]
     assert ("engine_norm_output" in codes) == run.info.drafters[0].settings["norm_output"]
     assert run.query("select count(*) as n from depths where mass_own is not null")["n"].to_pylist() == [0]
+
+
+def test_an_engine_that_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a prompt is answered, and an unknown version before the engine is built."""
+    monkeypatch.setattr(hooks, "KNOWN", {"V1": {}, "V2": {"0.32.0": "run"}})
+    with pytest.raises(InputError, match=r"V1 model runner of vLLM 0\.32\.0 is unknown") as raised:
+        measure(plan(drafter={"d": "demo:eagle3"}, num_prompts=1), tmp_path / "x.drift")
+    assert raised.value.code == "not_recordable"
+    monkeypatch.setattr(hooks, "KNOWN", {"V1": {"0.1.0": "run"}, "V2": {}})
+    with pytest.raises(InputError) as raised:
+        measure(plan(), tmp_path / "y.drift")
+    assert raised.value.code == "vllm_version"
+    assert not (tmp_path / "y.drift").exists()
 
 
 def test_counts_that_differ_from_vllms_fail_the_self_check() -> None:
