@@ -9,15 +9,15 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import driftscope
 from driftscope.plan import Plan
 from driftscope.runs import read_run
-from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+from driftscope.runs.info import Cost, DrafterInfo, Provenance, RunInfo, TargetInfo
 from driftscope.runs.writer import RunWriter
 from driftscope.summary import summarise, write_summary
 from probes.checkpoint.spec import DrafterSpec
@@ -25,6 +25,9 @@ from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
 from probes.interventions.registry import select
 from probes.record import REGIONS, PromptRecord, Record
+
+if TYPE_CHECKING:
+    from probes.job import Models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -101,6 +104,8 @@ def measure(
     on_status("loading target and drafters")
     models = load_models(replace(job, interventions=("none",)))  # what interventions need more is captured after
     check_job(job, models)
+    if plan.costs:
+        models.target.check_length(max(plan.costs_context_tokens) + plan.depth + 1, "measuring costs")
     loaded = Loaded(
         config=models.target.config.to_dict(),
         tokenizer=models.target.tokenizer,
@@ -118,6 +123,8 @@ def measure(
             texts.setdefault((record.system_prompt, record.template, record.context_tokens), []).append(record)
 
     with writer:
+        if plan.costs and not writer.info.costs:
+            _measure_costs(plan, models, writer, on_status)
         check: SelfCheck = run_job(
             job,
             models,
@@ -140,6 +147,23 @@ def measure(
             on_progress=on_progress,
         )
     return check
+
+
+def _measure_costs(plan: Plan, models: Models, writer: RunWriter, on_status: Callable[[str], None]) -> None:
+    from probes.costs import measure_costs
+
+    found, notes = measure_costs(
+        models.target,
+        [(d.name, d.model) for d in models.drafters],
+        depth=plan.depth,
+        batch_sizes=plan.costs,
+        context_tokens=plan.costs_context_tokens,
+        on_status=on_status,
+    )
+    info = writer.info.model_copy(deep=True)
+    info.costs = [Cost(**asdict(cost)) for cost in found]
+    info.notes += notes
+    writer.amend(info)
 
 
 @dataclass(frozen=True, kw_only=True)

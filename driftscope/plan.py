@@ -76,6 +76,12 @@ class Plan(BaseModel):
     reference_target: str | None = Field(
         None, description="target that the drafter was trained for, where this one was changed"
     )
+    costs: list[Positive] = Field(
+        default_factory=list, description="also measure what a draft and a verify cost at these batch sizes"
+    )
+    costs_context_tokens: list[Positive] = Field(
+        [1024], min_length=1, description="context lengths at which costs are measured"
+    )
     batch_size: Positive = Field(8, description="prompts decoded together")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("cpu", description="torch device, e.g. cuda")
@@ -101,6 +107,8 @@ class Plan(BaseModel):
         return self
 
     def _check_sampling(self) -> None:
+        if self.engine == "vllm" and self.costs:
+            raise ValueError("costs are those of driftscope's own loop: measure them with engine live or replay")
         if self.engine == "vllm" and (self.top_k or self.top_p < 1 or self.draft_sample_method != "greedy"):
             raise ValueError("engine vllm takes no top_k, top_p or draft_sample_method here: take live")
         if self.draft_sample_method == "greedy" or self.temperature == 0:

@@ -9,10 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from driftscope.advise.costs import GivenCosts, RoundCosts, TimedRounds, round_costs, timed_rounds
-from driftscope.advise.models import Advice, ConditionAdvice, Costs, DepthAdvice, Recommendation
+from driftscope.advise.costs import (
+    GivenCosts,
+    RoundCosts,
+    TimedRounds,
+    at_context,
+    measured_costs,
+    round_costs,
+    timed_rounds,
+)
+from driftscope.advise.models import Advice, BatchAdvice, ConditionAdvice, Costs, DepthAdvice, Recommendation
 from driftscope.advise.walks import ConditionWalks, PromptKey, PromptWalks, condition_walks
 from driftscope.runs import Run
+from driftscope.runs.info import Cost
 from driftscope.stats.acceptance import ratios
 from driftscope.stats.intervals import Interval, ratio_intervals
 from driftscope.stats.paired import paired_difference
@@ -48,9 +57,10 @@ def advise(run: Run, given: GivenCosts | None = None) -> Advice:
         engine=run.info.engine,
         cost_model=COST_MODEL,
         assumptions=_assumptions(run, conditions, given, timed),
-        drafters=[_over_all(drafter, own, given, timed) for drafter, own in by_drafter.items()],
+        drafters=[_over_all(drafter, own, given, timed, run.info.costs) for drafter, own in by_drafter.items()],
         conditions=[
-            _advice(c.key, list(c.prompts.values()), c.num_degenerate, given, timed.get(c.key)) for c in conditions
+            _advice(c.key, list(c.prompts.values()), c.num_degenerate, given, timed.get(c.key), run.info.costs)
+            for c in conditions
         ],
     )
 
@@ -68,10 +78,16 @@ def _assumptions(
             "This run holds the rounds of its own K only. For a smaller K the same rounds are cut: an approximation, "
             "since rounds would start elsewhere. A replay of the same prompts is exact."
         )
-    uses_measured = bool(timed) and (given.draft_us is None or given.verify_us is None)
-    if uses_measured:
-        device = run.info.provenance.gpu_name or run.info.provenance.device or "an unnamed device"
-        where = f"The times are this run's: engine {run.info.engine}, one request at a time, on {device}."
+    device = run.info.provenance.gpu_name or run.info.provenance.device or "an unnamed device"
+    if run.info.costs:
+        said.append(
+            f"Costs by batch size were measured on {device} with driftscope's own loop: "
+            "the target by transformers, eagerly. An engine's are others."
+        )
+    elif bool(timed) and (given.draft_us is None or given.verify_us is None):
+        size = run.info.plan.get("batch_size", 1) if run.info.engine == "live" else 1
+        requests = "one request at a time" if size == 1 else f"up to {size} requests at a time"
+        where = f"The times are this run's: engine {run.info.engine}, {requests}, on {device}."
         said.append(f"{where} A server's ratio of draft to verify is another: give --draft-us and --verify-us.")
     return said
 
@@ -81,6 +97,7 @@ def _over_all(
     conditions: Sequence[ConditionWalks],
     given: GivenCosts,
     timed: dict[tuple[str, str, str, int], TimedRounds],
+    measured: Sequence[Cost],
 ) -> ConditionAdvice:
     """A prompt brings its rounds of every condition along. Times: the conditions' medians, weighted by their rounds."""
     prompts: dict[PromptKey | str, PromptWalks] = {}
@@ -89,7 +106,9 @@ def _over_all(
             prompts[prompt_id] = _joined(prompts.get(prompt_id), walks)
     own = [timed[c.key] for c in conditions if c.key in timed]
     num_degenerate = sum(c.num_degenerate for c in conditions)
-    return _advice((drafter, None, None, None), list(prompts.values()), num_degenerate, given, _mean_times(own))
+    return _advice(
+        (drafter, None, None, None), list(prompts.values()), num_degenerate, given, _mean_times(own), measured
+    )
 
 
 def _mean_times(timed: Sequence[TimedRounds]) -> TimedRounds | None:
@@ -123,10 +142,17 @@ def _advice(
     num_degenerate: int,
     given: GivenCosts,
     timed: TimedRounds | None,
+    measured: Sequence[Cost],
 ) -> ConditionAdvice:
+    """`measured`: the run's costs, of all drafters; without times given, those of the smallest batch are taken."""
     drafter, system_prompt, template, context_tokens = key
     depth = min((p.depth for p in prompts), default=0)
-    costs = round_costs(given, timed, depth=depth) if prompts else None
+    table = at_context([c for c in measured if c.drafter == drafter], context_tokens) if prompts else []
+    uses_table = bool(table) and given.draft_us is None and given.verify_us is None
+    if uses_table:
+        costs: RoundCosts | None = measured_costs(table[0], given.plain_us)
+    else:
+        costs = round_costs(given, timed, depth=depth) if prompts else None
     rounds, tokens, accepted, drafted = (
         np.array([getattr(p, name)[:depth] for p in prompts]).reshape(len(prompts), depth).T  # [depth, prompt]
         for name in ("num_rounds", "num_tokens", "num_accepted_at", "num_drafted_at")
@@ -134,7 +160,7 @@ def _advice(
     depths = _depths(tokens, rounds, costs) if prompts else []
     best, as_good = _best(tokens, rounds, depths, costs)
     recommendation = _recommendation(depths, best)
-    is_measured = costs is not None and costs.source != "given" and timed is not None
+    is_measured = costs is not None and costs.source != "given" and timed is not None and not uses_table
     return ConditionAdvice(
         drafter=drafter,
         system_prompt=system_prompt,
@@ -147,19 +173,42 @@ def _advice(
         acceptance_marginal=ratios(accepted.sum(axis=1), drafted.sum(axis=1)),
         costs=None
         if costs is None
-        else Costs(
-            draft_us=list(costs.draft_us),
-            verify_us=list(costs.verify_us),
-            plain_us=costs.plain_us,
-            source=costs.source,
-            num_timed_rounds=timed.num_rounds if is_measured and timed is not None else None,
-            assumptions=list(costs.assumptions),
-        ),
+        else _stored(costs, timed.num_rounds if is_measured and timed is not None else None),
         recommendation=recommendation,
         best_depth=None if best is None else best.depth,
         as_good_depths=as_good,
-        statement=_statement(recommendation, best, as_good, depths, is_plain_known=given.plain_us is not None),
+        statement=_statement(
+            recommendation, best, as_good, depths, is_plain_known=uses_table or given.plain_us is not None
+        ),
         depths=depths,
+        batches=[_batch(tokens, rounds, cost) for cost in table],
+    )
+
+
+def _stored(costs: RoundCosts, num_timed_rounds: int | None = None) -> Costs:
+    return Costs(
+        draft_us=list(costs.draft_us),
+        verify_us=list(costs.verify_us),
+        plain_us=costs.plain_us,
+        source=costs.source,
+        num_timed_rounds=num_timed_rounds,
+        assumptions=list(costs.assumptions),
+    )
+
+
+def _batch(tokens: np.ndarray, rounds: np.ndarray, cost: Cost) -> BatchAdvice:
+    """Acceptance does not depend on the batch, costs do. `tokens`, `rounds` [depth, prompt]."""
+    costs = measured_costs(cost)
+    depths = _depths(tokens, rounds, costs)
+    best, _ = _best(tokens, rounds, depths, costs)
+    assert best is not None
+    return BatchAdvice(
+        batch_size=cost.batch_size,
+        context_tokens=cost.context_tokens,
+        costs=_stored(costs),
+        speedup=[d.speedup for d in depths],
+        best_depth=best.depth,
+        recommendation=_recommendation(depths, best),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driftscope.runs import Run
+from driftscope.runs.info import Cost
 from driftscope.runs.schema import CONDITION
 from probes.errors import InputError
 
@@ -103,6 +104,30 @@ def round_costs(given: GivenCosts, timed: TimedRounds | None, *, depth: int) -> 
         plain_us=verify[0] if given.plain_us is None else given.plain_us,
         source=("measured", "measured and given", "given")[is_given],
         assumptions=tuple(assumptions),
+    )
+
+
+def at_context(costs: Sequence[Cost], context_tokens: int | None) -> list[Cost]:
+    """Of a drafter's measured costs one for each batch size, smallest first: at the measured context nearest to this one
+    (the shortest of two; None: the shortest of all)."""
+    found: dict[int, Cost] = {}
+    for cost in sorted(costs, key=lambda c: (abs(c.context_tokens - (context_tokens or 0)), c.context_tokens)):
+        found.setdefault(cost.batch_size, cost)
+    return [found[size] for size in sorted(found)]
+
+
+def measured_costs(cost: Cost, plain_us: float | None = None) -> RoundCosts:
+    """As the run measured them; `plain_us` given wins."""
+    requests = "one request" if cost.batch_size == 1 else f"{cost.batch_size} requests"
+    return RoundCosts(
+        draft_us=tuple(cost.draft_us),
+        verify_us=tuple(cost.verify_us),
+        plain_us=cost.plain_us if plain_us is None else plain_us,
+        source="measured" if plain_us is None else "measured and given",
+        assumptions=(
+            f"costs are those of {requests} with {cost.context_tokens} tokens of context",
+            "draft steps beyond the first cost alike",
+        ),
     )
 
 

@@ -55,6 +55,17 @@ class DepthAdvice(BaseModel):
     )
 
 
+class BatchAdvice(BaseModel):
+    """Speed by K where so many requests are decoded together, from costs that the run measured."""
+
+    batch_size: int
+    context_tokens: int  # at which the costs were measured
+    costs: Costs
+    speedup: list[float | None]  # K = 1, 2, ..; null where K was not measured
+    best_depth: int
+    recommendation: Recommendation
+
+
 class ConditionAdvice(BaseModel):
     """One drafter under one condition; over all its conditions where system_prompt is null."""
 
@@ -73,6 +84,7 @@ class ConditionAdvice(BaseModel):
     as_good_depths: list[int]  # the best one, and those whose paired difference to it does not exclude 0
     statement: str
     depths: list[DepthAdvice]
+    batches: list[BatchAdvice] = []  # empty: the run measured no costs
 
 
 class Advice(BaseModel):

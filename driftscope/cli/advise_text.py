@@ -63,6 +63,25 @@ def _print_one(out: Console, one: ConditionAdvice) -> None:
             ]
         table.add_row(*row)
     out.print(table)
+    if len(one.batches) > 1:
+        _print_batches(out, one)
+
+
+def _print_batches(out: Console, one: ConditionAdvice) -> None:
+    """Speed-up by K and batch size, the best of each batch marked."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("requests", justify="right")
+    for k in range(1, len(one.depths) + 1):
+        table.add_column(f"K={k}", justify="right")
+    for name in ("plain us", "verify us", "advice"):
+        table.add_column(name, justify="right")
+    for batch in one.batches:
+        cells = [("*" if k == batch.best_depth else "") + _number(s) for k, s in enumerate(batch.speedup, start=1)]
+        us = [f"{batch.costs.plain_us:,.0f}", f"{batch.costs.verify_us[-1]:,.0f}"]
+        table.add_row(str(batch.batch_size), *cells, *us, batch.recommendation.replace("_", " "))
+    context = one.batches[0].context_tokens
+    out.print(f"  Speed-up by batch, {context} tokens of context each; verify us: of K + 1 tokens at the largest K")
+    out.print(table)
 
 
 def _print_conditions(out: Console, conditions: Sequence[ConditionAdvice]) -> None:

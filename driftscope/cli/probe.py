@@ -84,6 +84,13 @@ def probe(
     reference_target: Annotated[
         str | None, typer.Option(help="Target that the drafter was trained for, where this one was changed.")
     ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Measure what a draft and a verify cost at these batch sizes, for advise."),
+    ] = None,
+    costs_context_tokens: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Context lengths at which costs are measured. [1024]")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts decoded together. [8]")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16. [float32]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [cpu]")] = None,
@@ -129,6 +136,8 @@ def probe(
         "target_attention": target_attention,
         "interventions": None if interventions is None else [part.strip() for part in interventions.split(",")],
         "reference_target": reference_target,
+        "costs": numbers(costs, "--costs", "1,8,64"),
+        "costs_context_tokens": numbers(costs_context_tokens, "--costs-context-tokens", "1024,8192"),
         "batch_size": batch_size,
         "dtype": dtype,
         "device": device,
@@ -169,8 +178,8 @@ def _named(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> di
     return named
 
 
-def numbers(text: str | None) -> list[int] | None:
-    """Whole numbers of a comma-separated text: `0,1024` -> [0, 1024]. Raises InputError."""
+def numbers(text: str | None, flag: str = "--context-tokens", example: str = "0,1024") -> list[int] | None:
+    """Whole numbers of a comma-separated text: `0,1024` -> [0, 1024]. Raises InputError naming the option."""
     if text is None:
         return None
     try:
@@ -179,6 +188,6 @@ def numbers(text: str | None) -> list[int] | None:
         raise InputError(
             f"{text!r} is no list of whole numbers",
             code="bad_option",
-            where="--context-tokens",
-            remedy="for instance --context-tokens 0,1024",
+            where=flag,
+            remedy=f"for instance {flag} {example}",
         ) from error

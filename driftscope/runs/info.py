@@ -108,6 +108,18 @@ class Provenance(Stored):
     argv: list[str] = Field(default_factory=list)
 
 
+class Cost(Stored):
+    """What a round costs on the machine that made the run: medians in microseconds (`probes.costs.MeasuredCost`)."""
+
+    drafter: str
+    batch_size: int  # requests in a round
+    context_tokens: int  # that each has
+    draft_us: list[float]  # of draft step k = 1..K
+    verify_us: list[float]  # of a verify of K' + 1 tokens, K' = 1..K
+    plain_us: float  # of one step without speculation
+    num_repeats: int
+
+
 class Counts(Stored):
     """What the parts hold; rewritten at every flush, recomputed by `recover`."""
 
@@ -141,6 +153,7 @@ class RunInfo(Stored):
     interventions: list[str] = Field(default_factory=list)  # ids that were run on every text, as far as they apply
     reference_target: str | None = None  # what `reference_target` and target_states.parquet compare with
     notes: list[str] = Field(default_factory=list)  # what a reader of the numbers must know
+    costs: list[Cost] = Field(default_factory=list)  # empty: not measured
     counts: Counts = Field(default_factory=Counts)
     created_at: str = ""  # ISO 8601, UTC
     updated_at: str = ""

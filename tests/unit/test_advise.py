@@ -14,6 +14,7 @@ from driftscope.advise.costs import GivenCosts, TimedRounds, round_costs, timed_
 from driftscope.advise.walks import condition_walks, walks_of
 from driftscope.cli import main
 from driftscope.runs import read_run
+from driftscope.runs.info import Cost, write_info
 from driftscope.summary import summarise
 from probes.errors import InputError, RunError
 from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
@@ -260,3 +261,44 @@ def test_the_text_names_the_best_depth_and_the_assumptions(tmp_path: Path, capsy
     assert "a plain step costs what a verify does" in printed
     assert main(["advise", str(run), "--draft-us", "x"]) == 2
     assert "--draft-us" in capsys.readouterr().err
+
+
+def test_measured_costs_give_a_speed_for_every_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two drafts accepted at every start: tokens 2, 3, 3, 3. A larger batch makes a verify dearer than a plain step."""
+    path = constant_run(tmp_path / "a.drift", accepted=2)
+    run = read_run(path)
+    name = run.info.drafters[0].name
+
+    def cost(batch_size: int, context_tokens: int, verify_us: list[float], drafter: str = name) -> Cost:
+        return Cost(
+            drafter=drafter,
+            batch_size=batch_size,
+            context_tokens=context_tokens,
+            draft_us=[20, 10, 10, 10],
+            verify_us=verify_us,
+            plain_us=100,
+            num_repeats=5,
+        )
+
+    flat, steep = [100.0] * 4, [200.0, 320.0, 400.0, 500.0]
+    costs = [cost(64, 512, steep), cost(1, 512, flat), cost(1, 9000, steep), cost(1, 512, steep, "another")]
+    write_info(path, run.info.model_copy(update={"costs": costs}))
+    run = read_run(path)
+    [one] = advise(run).conditions
+    assert [(b.batch_size, b.context_tokens) for b in one.batches] == [(1, 512), (64, 512)]
+    assert one.batches[0].speedup == pytest.approx([200 / 120, 300 / 130, 300 / 140, 300 / 150])
+    assert one.batches[1].speedup == pytest.approx([200 / 220, 300 / 350, 300 / 440, 300 / 550])
+    assert [b.best_depth for b in one.batches] == [2, 1]
+    assert [b.recommendation for b in one.batches] == [Recommendation.on, Recommendation.off]
+    # without times given, the smallest batch's costs are those of the main table, a plain step's included
+    assert [d.speedup for d in one.depths] == one.batches[0].speedup
+    assert one.costs is not None
+    assert (one.costs.source, one.costs.plain_us, one.costs.num_timed_rounds) == ("measured", 100, None)
+    assert "costs what a verify does" not in one.statement
+    [given] = advise(run, given_costs("10", "100", None)).conditions
+    assert given.depths[1].round_us == 120
+    assert given.batches == one.batches
+    assert main(["advise", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Speed-up by batch, 512 tokens of context" in shown
+    assert "one request with 512 tokens of context" in shown
