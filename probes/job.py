@@ -36,6 +36,10 @@ from probes.target_attention import TargetMasses, target_masses
 ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 
 
+MAX_BATCH_TOKENS = 1 << 17
+"""Tokens whose keys and values a batch of prompts holds at most (an 8B target in 16 bits: 17 GB), except for one prompt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedDrafter:
     name: str
@@ -370,7 +374,7 @@ def _check_token_ids(target: Target, token_ids: Sequence[int], prompt_id: str) -
 def _batches(
     job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
 ) -> Iterator[list[PromptInput]]:
-    """Batches of prompts; of equal length where the target cannot pad."""
+    """Batches of prompts, fewer where they are long; of equal length where the target cannot pad."""
 
     def length(prompt: PromptInput) -> int:
         return len(rendered[prompt.prompt_id].token_ids)
@@ -380,9 +384,10 @@ def _batches(
         groups = [list(prompts)]
     else:
         groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
+    size = max(1, min(job.batch_size, MAX_BATCH_TOKENS // longest))
     for group in groups:
-        for begin in range(0, len(group), job.batch_size):
-            yield group[begin : begin + job.batch_size]
+        for begin in range(0, len(group), size):
+            yield group[begin : begin + size]
 
 
 def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from probes import job as job_module
 from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPrompt, Template
 from probes.errors import CheckpointError, InputError, SelfCheckError
 from probes.job import Models, load_models, render_prompt, run_job, shared_prefix_tokens
@@ -187,3 +188,23 @@ def test_unusable_models_are_named(job: Job, folders: dict[str, str], tmp_path: 
 def test_shared_prefix(texts: list[str], expected: int) -> None:
     prompts: Iterator[np.ndarray] = (np.frombuffer(t.encode(), np.uint8) for t in texts)
     assert shared_prefix_tokens(list(prompts)) == expected
+
+
+def test_long_prompts_are_written_in_smaller_batches(job: Job, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = type(models.target).write
+
+    def counted(target: object, prompts: list[np.ndarray], *rest: object, **options: object) -> object:
+        sizes.append(len(prompts))
+        return write(target, prompts, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(models.target), "write", counted)
+    together, _ = run(job, models)
+    assert max(sizes) == 2
+    sizes.clear()
+    monkeypatch.setattr(job_module, "MAX_BATCH_TOKENS", 1)
+    alone, _ = run(job, models)
+    assert set(sizes) == {1}
+    assert [b.draft_token.tolist() for b in batches(alone).values()] == [
+        b.draft_token.tolist() for b in batches(together).values()
+    ]
