@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from probes import live
-from probes.chain import SlotCache
+from probes.draft_loop import DraftInputs, DraftLoop, Drafts
 from probes.drafter.model import Drafter
 
 Tensors = dict[str, Tensor]
@@ -194,34 +194,34 @@ def zeroed_feedback() -> Iterator[None]:
 
 @contextmanager
 def stale_keys() -> Iterator[None]:
-    """The live loop keeps the chain's own keys and values of accepted drafts in place of those of true features."""
-    prefill, step = live.prefill, live.step
-    kept: dict[str, Any] = {"cache": None, "own": ()}
+    """The live loop leaves the chain's own keys and values in the slots of accepted drafts, true features or not.
 
-    def remembering(drafter: Drafter, cache: SlotCache, *args: Any, **options: Any) -> Any:
-        output = step(drafter, cache, *args, **options)
-        kept["own"] = output.own
-        return output
+    Its self-check finds that at once; an engine that is not ours has none, so it is off while this lasts.
+    """
+    draft, check = DraftLoop._draft, live._check_drafts
 
-    def stale(drafter: Drafter, token_ids: Tensor, aux: Any, *, cache: SlotCache | None = None) -> SlotCache:
-        fresh = prefill(drafter, token_ids, aux, cache=cache)
-        own = kept["own"]
-        if cache is not None and cache is kept["cache"] and own:
-            first = cache.num_slots  # the round's drafts stand from here; the newest verified slot is drafted from
-            num = min(own[0].k.shape[1], fresh.num_slots - 1 - first)
-            keys, values = [k.clone() for k in fresh.k], [v.clone() for v in fresh.v]
-            for layer, chain in enumerate(own):
-                keys[layer][first : first + num] = chain.k[0, :num]
-                values[layer][first : first + num] = chain.v[0, :num]
-            fresh = SlotCache(tuple(keys), tuple(values))
-        kept["cache"], kept["own"] = fresh, ()
-        return fresh
+    def stale(self: DraftLoop, inputs: DraftInputs, num_slots: int) -> Drafts:
+        # only the start is written; where all K drafts were accepted also the last one's slot, which the chain never was in
+        num_written = torch.where(inputs.num_new > self.depth, 2, 1)
+        skipped = inputs.num_new - num_written
+        columns = skipped[:, None] + torch.arange(2, device=skipped.device)
+        columns = columns.clamp_max(inputs.token_ids.shape[1] - 1)
+        kept = DraftInputs(
+            inputs.token_ids.gather(1, columns),
+            inputs.aux[self._rows, columns],
+            inputs.first + skipped,
+            num_written,
+            inputs.noise,
+        )
+        return draft(self, kept, num_slots)
 
-    live.prefill, live.step = stale, remembering  # type: ignore[assignment]
+    DraftLoop._draft = stale  # type: ignore[method-assign]
+    live._check_drafts = lambda least_gap, where: None
     try:
         yield
     finally:
-        live.prefill, live.step = prefill, step
+        DraftLoop._draft = draft  # type: ignore[method-assign]
+        live._check_drafts = check
 
 
 def quantised_target(target: Path, folder: Path, *, group: int = 64) -> Path:

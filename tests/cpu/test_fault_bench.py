@@ -16,7 +16,7 @@ from benchmarks.fault_bench.prompts import SETS
 from benchmarks.fault_bench.run import Answer, Options, run_case
 from benchmarks.fault_bench.table import confusion, counts, judged, table
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
-from probes import live
+from probes.draft_loop import DraftLoop
 from probes.drafter.model import Drafter
 from tests.tiny_models import random_tensors, tiny_spec, tiny_target
 
@@ -120,10 +120,10 @@ def test_broken_engines_last_only_as_long_as_asked() -> None:
     assert torch.equal(broken_logits, logits)
     assert not nothing.any()
     assert torch.equal(drafter.predict(stream)[1], feedback)
-    before = live.prefill, live.step
+    before = DraftLoop._draft
     with stale_keys():
-        assert live.prefill is not before[0]
-    assert (live.prefill, live.step) == before
+        assert DraftLoop._draft is not before
+    assert DraftLoop._draft is before
 
 
 EMPTY = Answer("A", "c", "static", "x", "x", "sound", "", ("wiring_fault",), ("healthy",), "high", "e", {"p": (10, 20)})
