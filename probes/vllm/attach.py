@@ -53,17 +53,23 @@ def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: s
 def schedule(recorder: Recorder, output: Any) -> None:
     """The scheduler's output of a step that begins."""
     recorder.requests_changed(
-        [
-            NewRequest(
-                request_id=new.req_id,
-                prompt_token_ids=new.prompt_token_ids or (),
-                extra_args=(new.sampling_params and new.sampling_params.extra_args) or {},
-                temperature=new.sampling_params.temperature if new.sampling_params else 0.0,
-            )
-            for new in output.scheduled_new_reqs
-        ],
+        [_new_request(new) for new in output.scheduled_new_reqs],
         output.finished_req_ids,
         output.preempted_req_ids or (),
     )
     num_drafts = {request: len(tokens) for request, tokens in output.scheduled_spec_decode_tokens.items()}
     recorder.begin_step(list(output.num_scheduled_tokens), num_drafts)
+
+
+def _new_request(new: Any) -> NewRequest:
+    """From the scheduler's description; `eos_token_id` of the sampling parameters is None where it is ignored."""
+    sampling = new.sampling_params
+    stops = () if sampling is None else (*(sampling.stop_token_ids or ()), sampling.eos_token_id)
+    return NewRequest(
+        request_id=new.req_id,
+        prompt_token_ids=new.prompt_token_ids or (),
+        extra_args=(sampling and sampling.extra_args) or {},
+        temperature=sampling.temperature if sampling else 0.0,
+        max_tokens=sampling.max_tokens if sampling else None,
+        stop_token_ids=frozenset(s for s in stops if s is not None),
+    )

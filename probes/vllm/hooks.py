@@ -80,6 +80,8 @@ def _wrap_load_model(runner_class: type, recording: Recording, hooks: str) -> No
             recorder = Recorder(recording.config)
             recording.recorders.append(recorder)
             recorder.guarded(importlib.import_module(f"probes.vllm.{hooks}").attach, self, recorder)
+            if recording.config.on_loaded is not None:
+                recording.config.on_loaded(self, recorder)
         return result
 
     runner_class.load_model = recorded

@@ -41,6 +41,7 @@ class RecorderConfig:
     num_sink_slots: int = 1  # S: how many first slots are the sink
     decide: Callable[[NewRequest], Sampled | None] = record_all
     write: Callable[[RequestRounds], None]
+    on_loaded: Callable[[Any, Recorder], None] | None = None  # (model runner, its recorder, attached or failed); no raise
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:

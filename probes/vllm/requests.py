@@ -22,6 +22,8 @@ class NewRequest:
     prompt_token_ids: Sequence[int]
     extra_args: Mapping[str, object]  # `vllm_xargs` of the HTTP API; "driftscope" holds the label
     temperature: float
+    max_tokens: int | None = None  # longest response
+    stop_token_ids: frozenset[int] = frozenset()  # the response ends with the first of these
 
     @property
     def label(self) -> str | None:

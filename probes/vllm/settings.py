@@ -27,7 +27,11 @@ def drafter_model(runner: Any) -> Any:
 
 def effective_settings(llm: Any) -> dict[str, object]:
     """JSON values; keys as in DrafterSpec where it has them."""
-    runner = model_runner(llm)
+    return runner_settings(model_runner(llm))
+
+
+def runner_settings(runner: Any) -> dict[str, object]:
+    """The same, from inside the worker."""
     config, model = runner.vllm_config, drafter_model(runner)
     inner, layer = model.model, model.model.layers[0]
     attention = layer.self_attn
