@@ -1,6 +1,6 @@
 """Replay against one plain target prefill of the same text, and against the live loop.
 
-`python -m benchmarks.replay [OUT] [--shapes ...] [--lengths ...] [--profile]` on a CUDA device, random weights. "plain" is
+`python -m benchmarks.replay [OUT] [--shapes ...] [--lengths ...] [--device cpu] [--profile]`, random weights. "plain" is
 the target's own forward pass, keys and values kept and the last position's logits, in one piece; a replay is everything:
 the target's pass in chunks with its states, the drafter on every slot, all K depths with all that is recorded, on the host.
 """
@@ -70,12 +70,14 @@ def replay_flops(shape: str, drafter: Drafter, num_tokens: int, num_starts: int,
     return 2 * (slot * num_tokens + step * num_starts * depth + attention + head)
 
 
-def num_repeats(num_tokens: int) -> int:
+def num_repeats(num_tokens: int, device: str) -> int:
+    if device == "cpu":
+        return 3
     return 7 if num_tokens <= 8192 else 3 if num_tokens <= 32768 else 1
 
 
-def rows_of(shape: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
-    target = random_target(shape)
+def rows_of(shape: str, lengths: list[int], device: str) -> Iterator[dict[str, Any]]:
+    target = random_target(shape, device, torch.float32 if device == "cpu" else torch.bfloat16)
     drafter = random_drafter(shape, target)
     live_rate = live_rounds_per_second(shape, target, drafter)
     for num_tokens in lengths:
@@ -90,7 +92,7 @@ def rows_of(shape: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
             del parts["read"]
         peaks: dict[str, int] = {}
         # the longest are long enough to need no warm-up but the shorter lengths
-        samples = time_in_turn(parts, num_repeats(num_tokens), num_warmups=int(num_tokens <= 8192), peaks=peaks)
+        samples = time_in_turn(parts, num_repeats(num_tokens, device), num_warmups=int(num_tokens <= 8192), peaks=peaks)
         ms = {name: summary(s) for name, s in samples.items()}
         num_all = num_tokens - 2
         floors = {
@@ -119,9 +121,9 @@ def rows_of(shape: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
                 "positions/s": num_all / ms["all"]["median"] * 1e3,
                 "live rounds/s": live_rate,
                 "times live": num_all / ms["all"]["median"] * 1e3 / live_rate,
-                "peak GiB plain": peaks["plain"] / 2**30,
-                "peak GiB last": peaks["last"] / 2**30,
-                "peak GiB all": peaks["all"] / 2**30,
+                "peak GiB plain": peaks["plain"] / 2**30 if peaks else None,
+                "peak GiB last": peaks["last"] / 2**30 if peaks else None,
+                "peak GiB all": peaks["all"] / 2**30 if peaks else None,
             }
         )
 
@@ -132,11 +134,14 @@ def live_rounds_per_second(shape: str, target: Target, drafter: Drafter) -> floa
     A random drafter is hardly ever right, so a round makes one token, and a replay's position is a round's worth.
     """
     text = random_text(shape, 2048)
+    region = np.zeros(2048, np.uint8)
     times: list[float] = []
     for num_rounds in (4, LIVE_ROUNDS, 4, LIVE_ROUNDS):
         synchronize()
         begin = time.perf_counter()
-        run_live(drafter, target, text, prompt_id="0", depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler())
+        run_live(
+            drafter, target, text, region, prompt_id="0", depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler()
+        )
         synchronize()
         times.append(time.perf_counter() - begin)
     return (LIVE_ROUNDS - 4) / (min(times[1], times[3]) - min(times[0], times[2]))
@@ -167,6 +172,7 @@ def main() -> None:
     parser.add_argument("out", nargs="?", default="runs/benchmarks")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--lengths", default="")
+    parser.add_argument("--device", default="cuda", help="cpu: float32, and memory is not seen")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     rows = []
@@ -176,9 +182,9 @@ def main() -> None:
         if arguments.profile:
             profile(shape, lengths[-1])
         else:
-            for row in rows_of(shape, lengths):
+            for row in rows_of(shape, lengths, arguments.device):
                 rows.append(row)
-                write(Path(arguments.out), "replay", rows, depth=DEPTH)
+                write(Path(arguments.out), f"replay_{arguments.device}", rows, depth=DEPTH)
         torch.cuda.empty_cache()
 
 

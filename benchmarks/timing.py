@@ -31,8 +31,14 @@ def environment() -> dict[str, Any]:
             "cuda": torch.version.cuda,
         }
     else:
-        info["processor"] = platform.processor() or platform.machine()
+        info |= {"processor": _processor(), "threads": torch.get_num_threads()}
     return info
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def synchronize() -> None:
@@ -57,7 +63,7 @@ def time_in_turn(
     for repeat in range(num_warmups + num_repeats):
         for name, function in functions.items():
             synchronize()
-            if peaks is not None:
+            if peaks is not None and torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
             begin = time.perf_counter()
             for _ in range(num_inner):
@@ -65,7 +71,7 @@ def time_in_turn(
             synchronize()
             if repeat >= num_warmups:
                 samples[name].append((time.perf_counter() - begin) * 1e3 / num_inner)
-                if peaks is not None:
+                if peaks is not None and torch.cuda.is_available():
                     peaks[name] = torch.cuda.max_memory_allocated()
     return samples
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from probes.attention import chain_kernel
 from probes.attention.kernel import Band
 from probes.attention.masses import BandAttention, OwnChain, merge_masses, merge_own, own_logits
-from probes.attention.region_kernel import Blocks, Paged, attend_banded, attend_paged
+from probes.attention.region_kernel import Paged, attend_banded, attend_paged
+from probes.attention.tiles import Blocks
 from tests.region_oracle import assert_agrees, attend_exactly
 
 NUM_REGIONS = 9

@@ -10,7 +10,6 @@ splits are merged by log-sum-exp. Knows nothing of chains or text. `probes.atten
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,12 +19,12 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from probes.attention.kernel import Band
+from probes.attention.tiles import Blocks, choose_blocks, choose_splits, padded
 
 MAX_HEAD_DIM = 256
 MAX_REGIONS = 15
 """Columns of the one-hot tile, less the one of the current slot."""
 NUM_COLUMNS = 16  # the smallest a matrix unit takes
-MIN_TILES_PER_SPLIT = 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,13 +48,6 @@ class Paged(NamedTuple):
     query_start: Int[Tensor, "request_and_end"]  # rows of q: request r has query_start[r] .. query_start[r+1] - 1
     max_queries: int  # of one request
     max_slots: int
-
-
-class Blocks(NamedTuple):
-    rows: int
-    slots: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit
@@ -427,7 +419,7 @@ def _launch(
         total_queries, num_splits, window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if paged is None else paged.block_table.stride(0), 0 if region is None else region.stride(0),
-        NUM_HEADS=num_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim),
+        NUM_HEADS=num_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
         BLOCK_M=blocks.rows, BLOCK_N=blocks.slots,
         PAGE=0 if paged is None else k.shape[1],
         HAS_WINDOW=window is not None,
@@ -439,36 +431,7 @@ def _launch(
         nothings = () if num_masses else (nothing, nothing)
         _merge_splits[total_queries * num_heads,](
             *parts, *nothings, *out, *nothings, total_queries * num_heads, num_splits,
-            HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim),
+            HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
             BLOCK_S=triton.next_power_of_2(num_splits), NUM_MASSES=num_masses, num_warps=4,
         )  # fmt: skip
     return RegionAttention(out[0], out[1], out[2] if num_masses else None, out[3] if num_masses else None)
-
-
-def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
-
-
-def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int) -> Blocks:
-    """Tile sizes by dtype, head size and whether there are few rows (decode: memory-bound) or many."""
-    size = _padded(head_dim)
-    if dtype == torch.float32:
-        rows = 64 if size <= 64 else 32
-        return Blocks(max(16, min(rows, triton.next_power_of_2(num_rows))), 32, 4, 2)
-    if num_rows <= 32:
-        return Blocks(max(16, triton.next_power_of_2(num_rows)), 128 if size <= 128 else 64, 4, 3)
-    if size <= 64:
-        return Blocks(64, 64, 4, 3)
-    return Blocks(128, 64, 8, 3) if size <= 128 else Blocks(64, 64, 8, 2)
-
-
-def choose_splits(device: torch.device, num_programs: int, num_tiles: int) -> int:
-    """Enough programs for two on each multiprocessor, none with less than a few tiles."""
-    wanted = triton.cdiv(2 * _num_multiprocessors(device), max(num_programs, 1))
-    return max(1, min(wanted, num_tiles // MIN_TILES_PER_SPLIT, 128))
-
-
-@cache
-def _num_multiprocessors(device: torch.device) -> int:
-    """On a CPU (the interpreter): few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from probes.attention.kernel import Band
 from probes.attention.masses import OwnChain, attend_regions_plain, merge_chain
-from probes.attention.region_kernel import Blocks, RegionAttention, attend_banded
+from probes.attention.region_kernel import RegionAttention, attend_banded
+from probes.attention.tiles import Blocks
 from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
 from tests.region_oracle import assert_agrees, attend_exactly
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.attention.kernel import Band
-from probes.attention.region_kernel import attend_banded, choose_splits
+from probes.attention.region_kernel import attend_banded
+from probes.attention.tiles import choose_splits
 from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
