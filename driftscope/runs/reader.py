@@ -88,6 +88,7 @@ class Run:
         import duckdb
 
         connection = duckdb.connect()
+        connection.execute("set enable_progress_bar = false")  # after two seconds it would stand in stdout, in --json too
         connection.register("prompts", self.prompts())
         for name, schema in ((ROUNDS, ROUND_SCHEMA), (DEPTHS, DEPTH_SCHEMA)):
             files = self.part_files(name, schema)

@@ -387,3 +387,12 @@ def test_any_run_verifies(tmp_path: Path, **shape: Any) -> None:
     verification = verify(path)
     assert [check for check in verification.checks if check.num_failed] == []
     assert not os.path.exists(path / "writer.json")
+
+
+def test_a_long_query_writes_nothing_to_stdout(tmp_path: Path) -> None:
+    """duckdb shows a bar of its own after two seconds, in the middle of what `--json` prints."""
+    run = read_run(write_run(tmp_path / "a.drift"))
+    with run.database() as connection:
+        found = connection.sql("select current_setting('enable_progress_bar')").fetchall()
+    assert found == [(False,)]
+    assert run.query("select 1 as one").to_pylist() == [{"one": 1}]
