@@ -88,11 +88,15 @@ def _add_report(writer: RunWriter, report: EngineReport, vllm_version: str) -> N
     drafter.engine_settings = report.settings  # type: ignore[attr-defined]
     provenance = info.provenance
     provenance.packages["vllm"] = vllm_version
+    provenance.device = str(report.settings["device"])
+    provenance.gpu_name = None if report.settings["gpu_name"] is None else str(report.settings["gpu_name"])
     provenance.attention_backend = str(report.settings["attention_backend"])
     provenance.cuda_graph_mode = (
         f"{report.settings['cuda_graph_mode']}, compilation {report.settings['compilation_mode']}"
     )
     info.notes += [f"{report.drafter}: {finding.message}. {finding.remedy}" for finding in report.findings]
+    for note in report.notes:
+        _add_note(info.notes, note)
     if report.settings["compilation_mode"] == "NONE":
         _add_note(info.notes, "eager mode (no compilation, no CUDA graphs): acceptance can differ from production's")
     if report.status is not None:

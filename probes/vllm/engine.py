@@ -56,16 +56,13 @@ class Engine:
     def __init__(self, llm: Any, recording: Recording | None, records: dict[str, RequestRounds]) -> None:
         self.llm, self.recording, self._records = llm, recording, records
 
-    def generate(
-        self, requests: Sequence[TextRequest], *, max_tokens: int, temperature: float = 0.0, seed: int | None = None
-    ) -> list[Text]:
+    def generate(self, requests: Sequence[TextRequest], *, max_tokens: int, temperature: float = 0.0) -> list[Text]:
         """All of them at once; one text for each, in order. The recorder is flushed."""
         from vllm import SamplingParams
 
         parameters = [
             SamplingParams(
                 temperature=temperature,
-                seed=seed,
                 max_tokens=max_tokens,
                 detokenize=False,
                 extra_args={"driftscope": r.key, REGION_KEY: r.region.tobytes().hex()},
@@ -124,6 +121,7 @@ def engine(
     level: str | None = "default",
     num_sink_slots: int = 1,
     max_num_seqs: int | None = None,
+    seed: int = 0,
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Engine]:
@@ -146,6 +144,7 @@ def engine(
     arguments: dict[str, Any] = {
         "model": target,
         "dtype": dtype,
+        "seed": seed,  # of the engine: the CPU's sampler takes none by request beside drafts
         "disable_log_stats": False,
         "trust_remote_code": trust_remote_code,
         **({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),

@@ -7,7 +7,7 @@ where two tokens tie (float32), by rounding (lower precision) or by chance (temp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ def run_job(
             level=level,
             num_sink_slots=job.sink_slots,
             max_num_seqs=job.batch_size,
+            seed=job.seed,
             trust_remote_code=job.trust_remote_code,
             options=options,
         ) as running:
@@ -120,6 +121,7 @@ def run_job(
                 findings=list(disagreements(settings, models.specs[name], models.d2t[name])),
             )
             work.measure(name, running)
+            report.notes += work.notes_on(settings)
             assert running.recording is not None
             report.status = running.recording.status()
             on_report(report)
@@ -142,6 +144,7 @@ class _Work:
         self._write, self._is_done, self._on_progress = write_batch, is_done, on_progress
         self._num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(job.drafters)
         self._num_done = self._num_compared = self._num_equal = 0
+        self._most_prompt_tokens = 0  # given to the engine at once
         self._texts: dict[tuple, np.ndarray] = {}  # (cell, prompt) -> the stored tokens
         self._documents: dict[int, str | None] = {0: None}
 
@@ -156,6 +159,16 @@ class _Work:
             self.check.notes.append(
                 f"{self._num_equal} of {self._num_compared} texts of later drafters equal the first drafter's (stored)"
             )
+
+    def notes_on(self, settings: Mapping[str, object]) -> list[str]:
+        """What a reader must know of how this engine computed the prompts."""
+        budget = settings["chunked_prefill_tokens"]
+        if settings["runner"] != "V1" or not isinstance(budget, int) or self._most_prompt_tokens <= budget:
+            return []
+        return [
+            f"prompts were computed in chunks of at most {budget} tokens: in vLLM's V1 runner the drafter's key at the end "
+            "of each chunk is that of another pair (docs/vllm.md), so masses differ from a replay's there"
+        ]
 
     def measure(self, drafter: str, running: Engine) -> None:
         counted = running.counters()
@@ -179,11 +192,12 @@ class _Work:
         if not requests:
             return []
         self._check_lengths(requests, running, str(cell))
+        at_once = sorted((len(r.token_ids) for r in requests), reverse=True)[: job.batch_size]
+        self._most_prompt_tokens = max(self._most_prompt_tokens, sum(at_once))
         texts = running.generate(
             requests,
             max_tokens=job.max_new_tokens,
             temperature=job.temperature,
-            seed=job.seed if job.temperature > 0 else None,
         )
         batches = []
         for prompt, head, text in zip(prompts, rendered, texts, strict=True):
@@ -194,13 +208,7 @@ class _Work:
 
     def _record(self, drafter: str, cell: Cell, prompt: PromptInput, head: Rendered, text: Text) -> RoundBatch | None:
         record = _prompt_record(prompt, cell, head, text)
-        first = self._texts.setdefault((cell.key, prompt.prompt_id), record.token_ids)
-        if first is record.token_ids:
-            if not any(self._is_done(d, cell.key, prompt.prompt_id) for d in self.job.drafters):
-                self._write(record)
-        else:
-            self._num_compared += 1
-            self._num_equal += np.array_equal(first, record.token_ids)
+        is_stored = self._store(record, cell)
         if text.rounds is None:
             raise SelfCheckError(
                 "the recorder saw nothing of this request",
@@ -225,8 +233,23 @@ class _Work:
             norm_output=self.models.specs[drafter].norm_output,
         )
         _compare_steps(batch, text, f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}")
-        self._write(batch)
+        # the identity of a walk and its response holds only beside the stored text
+        self._write(batch if is_stored else replace(batch, num_trimmed_tokens=None))
         return batch
+
+    def _store(self, record: PromptRecord, cell: Cell) -> bool:
+        """Stores the first drafter's text -> whether this text is the stored one, for all that is known."""
+        key = (cell.key, record.prompt_id)
+        if any(self._is_done(drafter, *key) for drafter in self.job.drafters):
+            return False  # stored before this process began
+        if key not in self._texts:
+            self._texts[key] = record.token_ids
+            self._write(record)
+            return True
+        is_same = np.array_equal(self._texts[key], record.token_ids)
+        self._num_compared += 1
+        self._num_equal += is_same
+        return is_same
 
     def _render(self, prompt: PromptInput, cell: Cell) -> Rendered:
         length = cell.context_tokens

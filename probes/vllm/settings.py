@@ -48,6 +48,8 @@ def runner_settings(runner: Any) -> dict[str, object]:
         "rope": type(attention.rotary_emb).__name__,
         "sliding_window": _json(attention.attn.impl.sliding_window),
         "attention_backend": type(attention.attn.impl).__name__.removesuffix("Impl"),
+        "device": str(runner.device),
+        "gpu_name": torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else None,
         "runner": "V2" if hasattr(runner, "speculator") else "V1",
         "compilation_mode": getattr(compilation.mode, "name", str(compilation.mode)),
         "cuda_graph_mode": getattr(compilation.cudagraph_mode, "name", str(compilation.cudagraph_mode)),

@@ -30,10 +30,10 @@ def plan(**changes: object) -> Plan:
         "target": "demo",
         "drafter": {"eagle3": "demo:eagle3", "eagle3.1": "demo:eagle3.1"},
         "engine": "vllm",
-        "num_prompts": 5,
+        "num_prompts": 4,
         "context_tokens": [0, 200],
         "system_prompt": {"default": None},
-        "max_new_tokens": 32,
+        "max_new_tokens": 24,
         "level": "heads",
         "vllm": VLLM,
         **changes,
@@ -55,9 +55,10 @@ def test_the_run_is_sound(runs: dict[str, Run]) -> None:
     assert verify(run.path).is_sound
     assert run.info.engine == "vllm"
     assert run.info.level == "heads"
-    assert run.info.counts.num_batches == 20
+    assert run.info.counts.num_batches == 16
     assert run.info.provenance.packages["vllm"] == "0.32.0"
     assert run.info.provenance.attention_backend == "CPUAttentionBackend"
+    assert run.info.provenance.device == "cpu"
     assert any("eager mode" in note for note in run.info.notes)
     settings = json.loads((run.path / "run.json").read_text())["drafters"][1]["engine_settings"]
     assert settings["aux_layer_ids"] == [2, 15, 27]
@@ -99,6 +100,26 @@ def test_show_has_a_walk_and_says_what_is_null(runs: dict[str, Run]) -> None:
         assert all(v is None for v in condition.own_excess)
         assert condition.mass["response"][0] > 0
     assert any("own_excess, sink_deficit and chain_gap are null" in note for note in runs["vllm"].info.notes)
+
+
+def test_sampled_texts_of_two_drafters_and_chunks_are_told(tmp_path: Path) -> None:
+    """Each drafter's engine samples its own text: the first is stored, what was counted stays each drafter's own."""
+    out = tmp_path / "sampled.drift"
+    asked = plan(
+        temperature=1.0,
+        context_tokens=[0],
+        num_prompts=3,
+        level="default",
+        vllm={**VLLM, "max_num_batched_tokens": 64},
+    )
+    check = measure(asked, out)
+    run = read_run(out)
+    assert verify(run.path).is_sound
+    assert any("texts of later drafters" in note for note in check.notes)
+    assert any("chunks of at most 64 tokens" in note for note in run.info.notes)
+    assert any("temperature > 0" in note for note in run.info.notes)
+    rows = run.query("select drafter, count(num_trimmed_tokens) as n from rounds group by drafter order by drafter")
+    assert rows["n"].to_pylist()[0] > 0
 
 
 def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None:
