@@ -44,6 +44,9 @@ class Probe:
                 self._hook_branches(index, layer)
         self._has_fc = getattr(inner, "use_aux_hidden_state", True)
         self._fusion = _plain_fusion(inner) if self._is_cuda and self._has_fc else None
+        if self._fusion is not None:  # compiles the kernels now and not at the first request
+            num_aux, size = self._fusion[0].shape[:2]
+            self.write_fusion(self._fusion[0].new_zeros(1, num_aux * size), step.new_zeros(1))
         if not self._has_fc:
             recorder.unmeasured["fusion_share"] = "the drafter has no fc"
 

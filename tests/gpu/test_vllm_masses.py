@@ -1,4 +1,4 @@
-"""The Triton kernel of region masses against its reference in plain torch, on random paged keys."""
+"""The recorder's Triton kernels against plain torch: region masses on random paged keys, norms, fusion shares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from probes.record import REGIONS
+from probes.vllm import norms_triton
 from probes.vllm.masses import Boundaries, Queries, masses_of, region_codes
 from probes.vllm.masses_triton import launch, make_scratch
 
@@ -84,3 +85,44 @@ def test_kernel_is_the_reference(
             torch.testing.assert_close(entropy[row, depth, 1], h, atol=2e-4, rtol=0)
     assert mass[:, [1, 2, 4]].isnan().all()
     assert mass[:, :, 0].isnan().all()
+
+
+def test_norm_kernels_are_plain_torch() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda")
+
+    states, rows, step = (
+        random(20, 1500).bfloat16(),
+        torch.tensor([3, 7, 9], device="cuda"),
+        torch.tensor(2, device="cuda"),
+    )
+    out = torch.full((5, 4, 2), torch.nan, device="cuda")
+    norms_triton.put_norms(states, rows, step, out[:, :, 1], 3)
+    torch.testing.assert_close(out[:3, 2, 1], states[rows].float().norm(dim=-1))
+    values = random(20)
+    norms_triton.put_values(values, None, step, out[:, :, 0], 3)
+    assert torch.equal(out[:3, 2, 0], values[:3])
+    assert int((~out.isnan()).sum()) == 6
+    branch = random(20, 1500).bfloat16()
+    residual = torch.zeros(30, device="cuda")
+    norms_triton.residual_norms(branch, states, residual)
+    torch.testing.assert_close(residual[:20], (branch.float() + states.float()).norm(dim=-1))
+
+    num_aux, num_rows, size, hidden = 3, 4, 1030, 1100
+    concat, gains = random(9, num_aux * size).bfloat16(), random(num_aux, size).bfloat16()
+    tokens = torch.tensor([1, 3, 8, 0], device="cuda")
+    fused = torch.empty(num_aux, num_rows, size, device="cuda", dtype=torch.bfloat16)
+    columns = torch.zeros(6, 9, device="cuda")
+    share, energy, aux_norm = (columns[:num_rows, i : i + 3] for i in (0, 3, 6))
+    norms_triton.gather_states(concat, tokens, gains, 1e-5, fused, aux_norm)
+    g = concat[tokens].float().unflatten(1, (num_aux, size)).transpose(0, 1)
+    expected = g * torch.rsqrt(g.square().mean(dim=-1, keepdim=True) + 1e-5) * gains.float()[:, None]
+    torch.testing.assert_close(fused, expected.bfloat16(), atol=2e-2, rtol=1e-2)
+    torch.testing.assert_close(aux_norm, g.norm(dim=-1).T)
+    terms = random(num_aux, num_rows, hidden)
+    norms_triton.fusion_shares(terms, share, energy)
+    total = terms.sum(dim=0)
+    torch.testing.assert_close(share, ((terms * total).sum(dim=-1) / total.square().sum(dim=-1)).T, atol=1e-5, rtol=0)
+    torch.testing.assert_close(energy, (terms.norm(dim=-1) / terms.norm(dim=-1).sum(dim=0)).T, atol=1e-5, rtol=0)
