@@ -134,14 +134,11 @@ def live_rounds_per_second(shape: str, target: Target, drafter: Drafter) -> floa
     A random drafter is hardly ever right, so a round makes one token, and a replay's position is a round's worth.
     """
     text = random_text(shape, 2048)
-    region = np.zeros(2048, np.uint8)
     times: list[float] = []
     for num_rounds in (4, LIVE_ROUNDS, 4, LIVE_ROUNDS):
         synchronize()
         begin = time.perf_counter()
-        run_live(
-            drafter, target, text, region, prompt_id="0", depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler()
-        )
+        run_live(drafter, target, text, prompt_id="0", depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler())
         synchronize()
         times.append(time.perf_counter() - begin)
     return (LIVE_ROUNDS - 4) / (min(times[1], times[3]) - min(times[0], times[2]))
