@@ -23,6 +23,7 @@ from driftscope.compare.models import (
 from driftscope.compare.pairing import PairedBy
 from driftscope.compare.sides import COLUMN_OF, By, Matching, Side, match_runs, match_values, sides_of
 from driftscope.runs import Run
+from driftscope.runs.listing import names_apart
 from driftscope.runs.schema import CONDITION
 from probes.errors import InputError
 
@@ -45,7 +46,7 @@ def compare(
     `by`, an unknown baseline or metric, and where nothing could be compared; RunError for an unreadable part.
     """
     shown = _metrics(metrics, gates)
-    names = _run_names(runs)
+    names = names_apart([run.path for run in runs])
     of_runs = [sides_of(run, name) for run, name in zip(runs, names, strict=True)]
     sides = [side for these in of_runs for side in these]
     if not sides:
@@ -78,14 +79,6 @@ def compare(
 def _metrics(names: Sequence[str], gates: Sequence[GateExpression]) -> list[Metric]:
     found = [metric_of(name) for name in names] + [gate.metric for gate in gates]
     return list({metric.name: metric for metric in found or [metric_of(TOKENS_PER_ROUND)]}.values())
-
-
-def _run_names(runs: Sequence[Run]) -> list[str]:
-    """The folders' names without .drift; the whole path where two are the same, numbered where that is too."""
-    short = [run.path.resolve().name.removesuffix(".drift") for run in runs]
-    names = [name if short.count(name) == 1 else str(run.path) for name, run in zip(short, runs, strict=True)]
-    times = [names[:index].count(name) for index, name in enumerate(names)]
-    return [f"{name} ({before + 1})" if before else name for name, before in zip(names, times, strict=True)]
 
 
 def _comparable(matching: Matching) -> tuple[list[PairedSides], list[NotCompared]]:

@@ -14,6 +14,7 @@ from driftscope.report.estimates import depth_estimates, tokens_estimate
 from driftscope.report.text import label
 from driftscope.runs import Run, read_run
 from driftscope.runs.info import RunInfo
+from driftscope.runs.listing import names_apart
 from driftscope.summary import ConditionSummary, Summary, summarise
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError, RunError
@@ -121,10 +122,7 @@ def read_contents(paths: Sequence[Path]) -> Contents:
     """Open and sum up the runs. Raises RunError for one that cannot be read, InputError for one given twice."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("a run is given twice", code="run_twice", where="command line", remedy="Name each run once.")
-    stems = [path.resolve().name.removesuffix(".drift") for path in paths]
-    names = [
-        label(str(path)) if stems.count(stem) > 1 else label(stem) for path, stem in zip(paths, stems, strict=True)
-    ]
+    names = [label(name) for name in names_apart(paths)]
     runs = [_open(path, name) for path, name in zip(paths, names, strict=True)]
     drafters = list(dict.fromkeys(c.drafter for run in runs for c in run.summary.conditions))
     shown = [label(drafter) for drafter in drafters]

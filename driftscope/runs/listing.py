@@ -5,6 +5,7 @@ Reads run.json only. A run whose run.json cannot be read is listed with the reas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -75,3 +76,17 @@ def _entry(path: Path) -> RunEntry:
         created_at=info.created_at,
         updated_at=info.updated_at,
     )
+
+
+def names_apart(paths: Sequence[Path]) -> list[str]:
+    """A name for each run: its folder's without .drift, behind as many folders as tell it from the others; numbered
+    where a path is given twice."""
+    parts = [path.resolve().with_name(path.resolve().name.removesuffix(RUN_SUFFIX)).parts for path in paths]
+    names = []
+    for index, own in enumerate(parts):
+        others = [other for other in parts if other != own]
+        num_shown = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
+        name = str(Path(*own[-num_shown:]))
+        before = parts[:index].count(own)
+        names.append(f"{name} ({before + 1})" if before else name)
+    return names

@@ -88,7 +88,8 @@ class Run:
         import duckdb
 
         connection = duckdb.connect()
-        connection.execute("set enable_progress_bar = false")  # after two seconds it would stand in stdout, in --json too
+        # after two seconds a progress bar would stand in stdout, in --json too
+        connection.execute("set enable_progress_bar = false")
         connection.register("prompts", self.prompts())
         for name, schema in ((ROUNDS, ROUND_SCHEMA), (DEPTHS, DEPTH_SCHEMA)):
             files = self.part_files(name, schema)

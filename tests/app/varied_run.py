@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from synthetic_run import DRAFTERS, make_batch, make_info, make_prompt, write_run
-
 from driftscope.runs import RunInfo
 from probes.record import Record
+from tests.synthetic_run import DRAFTERS, make_batch, make_info, make_prompt, write_run
 
 SYSTEM_PROMPTS = ("default", "none", "persona", "policy")
 CONTEXTS = (0, 512, 1536)

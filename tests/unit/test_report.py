@@ -26,6 +26,7 @@ from driftscope.report.text import clean, label, single
 from driftscope.report.verdicts import file_findings, verdict_groups
 from driftscope.runs import TargetInfo, read_run
 from driftscope.runs.info import RunInfo
+from driftscope.runs.listing import names_apart
 from driftscope.summary import summarise
 from probes.errors import InputError, RunError
 from probes.record import PromptRecord, Record
@@ -414,9 +415,12 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     paths = [write_run(tmp_path / folder / "a.drift") for folder in ("one", "two")]
-    names = [r.name for r in read_contents(paths).runs]
-    assert len(set(names)) == 2
-    assert all(name.endswith("a.drift") for name in names)
+    assert [r.name for r in read_contents(paths).runs] == ["one/a", "two/a"]
+
+
+def test_a_run_is_named_by_as_many_folders_as_it_takes() -> None:
+    paths = [Path("/x/one/a.drift"), Path("/y/one/a.drift"), Path("/x/b.drift"), Path("/x/b.drift"), Path("/a.drift")]
+    assert names_apart(paths) == ["x/one/a", "y/one/a", "b", "b (2)", "/a"]
 
 
 def test_text_made_visible() -> None:
@@ -437,7 +441,9 @@ def test_info_without_drafters(tmp_path: Path) -> None:
 
 def test_what_the_files_show_stands_once_with_the_verdicts(run: Path) -> None:
     contents = read_contents([run])
-    finding = FileFinding(id="DS999", severity="error", statement="the made-up head is <upside down>")
+    finding = FileFinding(
+        id="DS999", severity="error", what="a made-up head", statement="the made-up head is <upside down>"
+    )
     for condition in contents.of_series("eagle3"):
         assert condition.diagnosis is not None
         condition.diagnosis.file_findings.append(finding)

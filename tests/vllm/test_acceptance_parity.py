@@ -17,7 +17,6 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 
 import numpy as np
 import torch
-import vllm_engine
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
 from probes.conditions import Job
@@ -28,6 +27,7 @@ from probes.record import TEXT_REGIONS, PromptRecord
 from probes.replay import replay
 from probes.target import TIE_LOGIT_GAP, Sampler, Target, TargetTrace
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
+from tests.vllm import vllm_engine
 from training.write_checkpoint import write_checkpoint
 
 DEPTH = 7

@@ -17,8 +17,11 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 
 import numpy as np
 import torch
-import vllm_engine
-from test_module_parity import (
+
+from probes.checkpoint.read import read_spec
+from tests.checkpoint_writers import Arrays, Tiny, config, weights, write_checkpoint
+from tests.vllm import vllm_engine
+from tests.vllm.test_module_parity import (
     DEPTH,
     NUM_NEW_TOKENS,
     NUM_PROMPT_TOKENS,
@@ -27,10 +30,7 @@ from test_module_parity import (
     load_drafter,
     target,
 )
-from tiny_pair import DRAFT_VOCAB, HEAD_DIM, HIDDEN, KV_HEADS, TARGET_LAYERS, VOCAB
-
-from probes.checkpoint.read import read_spec
-from tests.checkpoint_writers import Arrays, Tiny, config, weights, write_checkpoint
+from tests.vllm.tiny_pair import DRAFT_VOCAB, HEAD_DIM, HIDDEN, KV_HEADS, TARGET_LAYERS, VOCAB
 
 __all__ = ["target"]  # the fixture
 

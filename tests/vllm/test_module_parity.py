@@ -17,9 +17,7 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 
 import numpy as np
 import torch
-import vllm_engine
 from safetensors.torch import load_file
-from tiny_pair import TARGET_LAYERS, VOCAB, write_drafter, write_target
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +26,8 @@ from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.drafter.model import Drafter
 from probes.target import Target, target_config
+from tests.vllm import vllm_engine
+from tests.vllm.tiny_pair import TARGET_LAYERS, VOCAB, write_drafter, write_target
 
 DEPTH, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 5, 24, 12
 TOLERANCE = 1e-4  # of the largest |reference| value, float32
