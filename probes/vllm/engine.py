@@ -114,7 +114,7 @@ def decide(request: NewRequest) -> Sampled | None:
 @contextmanager
 def engine(
     target: str,
-    drafter: str,
+    drafter: str | None,
     *,
     depth: int,
     dtype: str,
@@ -125,7 +125,8 @@ def engine(
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Engine]:
-    """An engine with this drafter. `options` are vLLM's own engine arguments and win; `level` None: no recorder.
+    """An engine with this drafter, or without speculation. `options` are vLLM's own engine arguments and win; `level`
+    None: no recorder.
 
     Raises InputError where vLLM refuses the options or the models.
     """
@@ -150,8 +151,10 @@ def engine(
         **({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
         **({"per_request_spec_decode_metrics": "detailed"} if version >= "0.32" else {}),
         **given,
-        "speculative_config": speculative | dict(given.get("speculative_config") or {}),
     }
+    more = arguments.pop("speculative_config", None)
+    if drafter is not None:
+        arguments["speculative_config"] = speculative | dict(more or {})
     records: dict[str, RequestRounds] = {}
 
     def write(rounds: RequestRounds) -> None:
@@ -169,7 +172,7 @@ def engine(
             raise InputError(
                 f"vLLM {version} does not start: {' '.join(lines[:3])[:400] or repr(error)}",
                 code="vllm_refuses",
-                where=drafter,
+                where=drafter or target,
                 remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
             ) from error
         failure = None if recording is None else recording.status().failure
@@ -177,7 +180,7 @@ def engine(
             raise InputError(
                 f"this engine cannot be recorded: {failure}",
                 code="not_recordable",
-                where=drafter,
+                where=drafter or target,
                 remedy="docs/vllm.md says what is supported; --engine live does without vLLM",
             )
         yield Engine(llm, recording, records)
