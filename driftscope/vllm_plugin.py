@@ -1,7 +1,7 @@
 """vLLM's entrance: `register` is called in every process of `vllm serve` (entry point group `vllm.general_plugins`).
 
-Without VLLM_DRIFTSCOPE_CONFIG it imports nothing and patches nothing. A configuration that cannot be used, or a vLLM that the
-recorder does not know, is logged once: the server answers its requests unrecorded.
+Without VLLM_DRIFTSCOPE_CONFIG it imports nothing and patches nothing. A configuration that cannot be used, or a vLLM
+that the recorder does not know, is logged once: the server answers its requests unrecorded.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import typer
 from driftscope import __version__
 from driftscope.cli.advise import advise
 from driftscope.cli.app import app as app_command
+from driftscope.cli.bench import bench
 from driftscope.cli.check import check
 from driftscope.cli.compare import compare
 from driftscope.cli.console import BROKEN_PIPE, INTERRUPTED, print_error
@@ -30,7 +31,7 @@ from driftscope.cli.schema import schema
 from driftscope.cli.show import show
 from probes.errors import DriftscopeError, InputError
 
-COMMANDS = (demo, check, probe, show, compare, app_command, diagnose, advise, report, export, schema)
+COMMANDS = (demo, check, probe, show, compare, app_command, diagnose, advise, bench, report, export, schema)
 GROUPS = {"runs": runs}
 
 # typer brings its own copy of click or imports the real one, depending on its version: take the class from its own tree

@@ -114,12 +114,12 @@ def probe(
     options: dict[str, Any] = read_plan(plan) if plan is not None else {}
     asked = {
         "target": target,
-        "drafter": _named(drafter, "--drafter", ()),
+        "drafter": named_paths(drafter, "--drafter", ()),
         "prompts": prompts,
         "prompt_format": prompt_format,
         "num_prompts": num_prompts,
-        "system_prompt": _named(system_prompt, "--system-prompt", BUILT_IN_SYSTEM_PROMPTS),
-        "template": _named(template, "--template", BUILT_IN_TEMPLATES),
+        "system_prompt": named_paths(system_prompt, "--system-prompt", BUILT_IN_SYSTEM_PROMPTS),
+        "template": named_paths(template, "--template", BUILT_IN_TEMPLATES),
         "context_tokens": numbers(context_tokens),
         "documents": documents,
         "engine": engine,
@@ -157,7 +157,7 @@ def probe(
     make_run(make_plan(options, where=str(plan or "options")), out, resume=resume, overwrite=overwrite, as_json=json)
 
 
-def _named(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> dict[str, str | None] | None:
+def named_paths(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> dict[str, str | None] | None:
     """NAME=FILE options -> name -> file; a built-in name may stand alone."""
     if not values:
         return None

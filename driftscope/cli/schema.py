@@ -20,6 +20,7 @@ OUTPUTS = {
     "compare": "driftscope.compare:Comparison",
     "diagnose": "driftscope.diagnosis.models:Diagnosis",
     "advise": "driftscope.advise:Advice",
+    "bench": "driftscope.bench.models:BenchResult",
     "report": "driftscope.cli.report:ReportOutput",
     "import": "driftscope.cli.import_:ImportOutput",
     "export": "driftscope.cli.export:ExportOutput",

@@ -149,7 +149,7 @@ def engine(
         "disable_log_stats": False,
         "trust_remote_code": trust_remote_code,
         **({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
-        **({"per_request_spec_decode_metrics": "detailed"} if version >= "0.32" else {}),
+        **({"per_request_spec_decode_metrics": "detailed"} if drafter and version >= "0.32" else {}),
         **given,
     }
     more = arguments.pop("speculative_config", None)

@@ -1,0 +1,171 @@
+"""One server's run: a thread of its own takes finished requests, writes them, and keeps run.json up to date.
+
+The only user of the run's writer, so nothing is locked. Whatever fails here is counted, logged once and told in the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from driftscope.production.config import ProductionConfig
+from driftscope.production.records import records_of
+from driftscope.production.sampling import Sampler
+from driftscope.runs.writer import RunWriter
+from probes.vllm.requests import RequestRounds
+
+logger = logging.getLogger("driftscope.production")
+
+MAX_WAITING = 256  # finished requests that wait for the thread; more are dropped and counted
+
+
+@dataclass(kw_only=True)
+class Session:
+    """`status` is of the recorder: an object with `failure`, `num_failures`, `num_dropped_steps`."""
+
+    config: ProductionConfig
+    sampler: Sampler
+    writer: RunWriter
+    drafter: str
+    in_draft_vocab: np.ndarray  # bool [vocab]
+    norm_output: bool
+    status: Callable[[], Any]
+    num_written: int = 0
+    num_sampling: int = 0  # at temperature > 0
+    num_short: int = 0
+    num_dropped: int = 0
+    num_failed: int = 0
+    failure: str | None = None
+    _waiting: queue.Queue[RequestRounds] = field(default_factory=lambda: queue.Queue(MAX_WAITING))
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._notes = list(self.writer.info.notes)  # those that stay
+        self._deadline = time.monotonic() + self.config.max_hours * 3600
+        self._thread = threading.Thread(target=self._run, name="driftscope-production", daemon=True)
+        self._thread.start()
+
+    def write(self, rounds: RequestRounds) -> None:
+        """Called in the recorder's thread; returns at once."""
+        try:
+            self._waiting.put_nowait(rounds)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Everything that was recorded is on disk afterwards, and the run complete."""
+        self.sampler.is_open = False
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self.writer:
+                reason = "the server ended"
+                while not self._stop.is_set():
+                    reason = self._cap() or reason
+                    if not self.sampler.is_open and self._waiting.empty() and self._is_idle():
+                        break
+                    self._take_until(time.monotonic() + self.config.flush_seconds)
+                    self._save([])
+                self._take_all()
+                self._save([f"recording ended: {reason}"])
+        except Exception as error:  # a full disk, a run that was removed
+            self.sampler.is_open = False
+            self._fail(error)
+
+    def _is_idle(self) -> bool:
+        """Whether every request that was sampled has come through the recorder."""
+        status = self.status()
+        return status.failure is not None or status.num_requests == status.num_written
+
+    def _cap(self) -> str | None:
+        """Closes the sampler where a cap is reached -> which."""
+        reason = None
+        if time.monotonic() >= self._deadline:
+            reason = f"max_hours = {self.config.max_hours:g}"
+        elif self._num_bytes() >= self.config.max_mb * 1e6:
+            reason = f"max_mb = {self.config.max_mb:g}"
+        if reason is not None:
+            self.sampler.is_open = False
+        return reason
+
+    def _num_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.writer.path.rglob("*.parquet"))
+
+    def _take_until(self, end: float) -> None:
+        while (left := end - time.monotonic()) > 0 and not self._stop.is_set():
+            try:
+                self._write_one(self._waiting.get(timeout=min(left, 0.5)))
+            except queue.Empty:
+                continue
+
+    def _take_all(self) -> None:
+        while not self._waiting.empty():
+            self._write_one(self._waiting.get_nowait())
+
+    def _write_one(self, rounds: RequestRounds) -> None:
+        try:
+            prompt, batch = records_of(
+                rounds, drafter=self.drafter, in_draft_vocab=self.in_draft_vocab, norm_output=self.norm_output
+            )
+        except Exception as error:  # this request's record contradicts itself: the next may not
+            self._fail(error)
+            return
+        self.writer.write_batch(prompt)
+        if batch is None:
+            self.num_short += 1
+        else:
+            self.writer.write_batch(batch)
+        self.num_written += 1
+        self.num_sampling += rounds.request.temperature > 0
+
+    def _fail(self, error: Exception) -> None:
+        self.num_failed += 1
+        if self.failure is None:
+            self.failure = f"{type(error).__name__}: {error}"
+            logger.exception("driftscope could not write what it recorded; requests are not affected")
+
+    def _save(self, more: list[str]) -> None:
+        """Rounds to disk, then the counts into run.json; nothing is written while nothing happens."""
+        notes = [*self._notes, *self.sentences(), *more]
+        if notes != self.writer.info.notes:
+            self.writer.flush()
+            self.writer.amend(self.writer.info.model_copy(update={"notes": notes}))
+
+    def sentences(self) -> list[str]:
+        """What a reader of the run must know of how it was sampled."""
+        status = self.status()
+        said = [f"recorded {self.num_written} of {self.sampler.num_seen} requests that the server saw"]
+        counts = {
+            "requests were answered at temperature > 0: rejections by chance cannot be told from disagreements": (
+                self.num_sampling
+            ),
+            "responses were too short for a round": self.num_short,
+            "requests had a longer prompt than max_prompt_tokens": self.sampler.num_too_long,
+            "requests were not written: the writing thread was behind": self.num_dropped,
+            "steps were not recorded: the recorder was behind": status.num_dropped_steps,
+        }
+        said += [f"{count} {text}" for text, count in counts.items() if count]
+        if status.failure is not None:
+            said.append(
+                f"THE RECORDER FAILED ({status.num_failures} times) and is off; requests were answered: {status.failure}"
+            )
+        if self.failure is not None:
+            said.append(f"WRITING FAILED ({self.num_failed} times); requests were answered: {self.failure}")
+        return said
+
+
+def vocabulary(offsets: np.ndarray | None, *, vocab_size: int, draft_vocab_size: int) -> np.ndarray:
+    """bool [vocab]: what the drafter can say. `offsets` int [draft row]: target id - row (d2t); None without a map."""
+    known = np.zeros(vocab_size, bool)
+    rows = np.arange(draft_vocab_size)
+    known[rows if offsets is None else rows + offsets] = True
+    return known

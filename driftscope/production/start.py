@@ -1,0 +1,187 @@
+"""From a configuration file to a recorder inside this process's model runner, if it ever loads one.
+
+In vLLM's front end nothing more happens than that the runners' classes are wrapped; the run is made by the worker of rank 0
+once its models are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import driftscope
+from driftscope.production.config import ProductionConfig, read_config
+from probes.errors import DriftscopeError, RunError
+
+if TYPE_CHECKING:
+    from driftscope.production.session import Session
+    from driftscope.runs.info import RunInfo
+    from driftscope.runs.writer import RunWriter
+    from probes.checkpoint.spec import DrafterSpec
+    from probes.vllm.recorder import Recorder, Recording
+
+logger = logging.getLogger("driftscope.production")
+
+MAX_RUNS = 10_000  # NAME.drift, NAME-2.drift, ...
+
+
+def start(path: str) -> None:
+    """Raises nothing: what cannot be done is logged once."""
+    try:
+        _Production(read_config(Path(path).expanduser()))
+    except DriftscopeError as error:
+        logger.error("driftscope records nothing: %s", error)
+    except Exception:  # the server must start all the same
+        logger.exception("driftscope records nothing")
+
+
+class _Production:
+    """Holds the recorder and, in the worker that writes, the session."""
+
+    def __init__(self, config: ProductionConfig) -> None:
+        from driftscope.production.sampling import Sampler
+        from probes.vllm.recorder import RecorderConfig, install
+
+        self.config, self.sampler = config, Sampler(config)
+        self.session: Session | None = None
+        self.recording: Recording = install(
+            RecorderConfig(
+                level=config.level,
+                num_sink_slots=config.sink_slots,
+                decide=self.sampler.decide,
+                write=self._write,
+                on_loaded=self._loaded,
+            )
+        )
+
+    def _write(self, rounds: Any) -> None:
+        if self.session is not None:
+            self.session.write(rounds)
+
+    def _loaded(self, runner: Any, recorder: Recorder) -> None:
+        """A model runner has its models: the worker of rank 0 makes the run."""
+        try:
+            if runner.vllm_config.speculative_config is None:
+                logger.error("driftscope records nothing: the server was started without --speculative-config")
+            elif runner.vllm_config.parallel_config.rank == 0:
+                self.session = self._session(runner, recorder)
+                # runs where a worker process ends in order; a killed one leaves a run that `runs recover` mends
+                Finalize(None, self._close, exitpriority=100)
+                logger.warning("driftscope records into %s", self.session.writer.path)
+        except Exception:
+            logger.exception("driftscope records nothing")
+        if self.session is None:
+            self.sampler.is_open = False
+
+    def _close(self) -> None:
+        self.sampler.is_open = False
+        self.recording.flush()
+        if self.session is not None:
+            self.session.close()
+
+    def _session(self, runner: Any, recorder: Recorder) -> Session:
+        from transformers import AutoTokenizer
+
+        from driftscope.production.session import Session, vocabulary
+        from driftscope.production.turns import learn
+        from probes.checkpoint.read import read_spec
+        from probes.target import target_config
+        from probes.vllm.settings import drafter_model
+
+        model_config = runner.vllm_config.model_config
+        path = runner.vllm_config.speculative_config.draft_model_config.model
+        trust = model_config.trust_remote_code
+        spec = read_spec(path, target_config=target_config(model_config.model, trust_remote_code=trust))
+        offsets = getattr(drafter_model(runner), "draft_id_to_target_id", None)
+        offsets = None if offsets is None else offsets.detach().cpu().numpy()
+        markers, note = learn(
+            AutoTokenizer.from_pretrained(
+                model_config.tokenizer, revision=model_config.tokenizer_revision, trust_remote_code=trust
+            )
+        )
+        self.sampler.regions = None if markers is None else markers.regions
+        name = Path(path).name
+        return Session(
+            config=self.config,
+            sampler=self.sampler,
+            writer=_new_run(self.config.out, runner, _run_info(self.config, runner, name, path, spec, offsets, note)),
+            drafter=name,
+            in_draft_vocab=vocabulary(offsets, vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size),
+            norm_output=spec.norm_output,
+            status=self.recording.status,
+        )
+
+
+def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
+    """NAME.drift, or the first free NAME-2.drift, NAME-3.drift ...; NAME-dp1.drift for another data-parallel engine."""
+    from driftscope.runs.writer import RunWriter
+
+    rank = runner.vllm_config.parallel_config.data_parallel_rank
+    stem = out.stem + (f"-dp{rank}" if rank else "")
+    for number in range(1, MAX_RUNS):
+        path = out.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{out.suffix}")
+        if not path.exists():
+            return RunWriter(path, info)
+    raise RunError("there are too many runs of this name", code="run_exists", where=str(out), remedy="move them away")
+
+
+def _run_info(
+    config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, offsets: Any, note: str
+) -> RunInfo:
+    import torch
+
+    from driftscope.measure import PACKAGES, REGION_DEFINITIONS
+    from driftscope.measure_vllm import HEAD_MEANS, NULLS
+    from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+    from probes.vllm.hooks import vllm_version
+    from probes.vllm.settings import disagreements, runner_settings
+
+    settings = runner_settings(runner)
+    text_config = runner.vllm_config.model_config.hf_text_config
+    model = runner.vllm_config.model_config.model
+    drafter = DrafterInfo.from_spec(name, path, spec)
+    findings = list(disagreements(settings, spec, None if offsets is None else torch.as_tensor(offsets)))
+    drafter.findings += [asdict(finding) for finding in findings]
+    drafter.engine_settings = settings  # type: ignore[attr-defined]  # an extra field, kept by every reader
+    notes = [note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])]
+    if settings["compilation_mode"] == "NONE":
+        notes.append("eager mode (no compilation, no CUDA graphs)")
+    return RunInfo(
+        engine="vllm",
+        level=config.level,
+        depth=runner.vllm_config.speculative_config.num_speculative_tokens,
+        draft_sample_method=settings["draft_sample_method"],
+        acceptance_rule=str(settings["rejection_sample_method"]),
+        sink_slots=config.sink_slots,
+        has_text=config.text,
+        plan=config.model_dump(mode="json"),
+        target=TargetInfo(
+            name=model,
+            path=model,
+            model_type=text_config.model_type,
+            num_layers=text_config.num_hidden_layers,
+            hidden_size=text_config.hidden_size,
+            vocab_size=text_config.vocab_size,
+        ),
+        drafters=[drafter],
+        provenance=Provenance(
+            driftscope_version=driftscope.__version__,
+            python_version=platform.python_version(),
+            platform=platform.platform(),
+            packages={name: version(name) for name in PACKAGES} | {"vllm": vllm_version()},
+            device=str(runner.device),
+            gpu_name=torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else None,
+            dtype=str(settings["dtype"]),
+            attention_backend=str(settings["attention_backend"]),
+            cuda_graph_mode=f"{settings['cuda_graph_mode']}, compilation {settings['compilation_mode']}",
+            argv=list(sys.argv),
+        ),
+        region_definitions={n: text.format(sink_slots=config.sink_slots) for n, text in REGION_DEFINITIONS.items()},
+        notes=[*notes, *(f"{finding.message}. {finding.remedy}" for finding in findings)],
+    )
