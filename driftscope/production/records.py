@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from driftscope.production.sampling import UNLABELLED
@@ -28,8 +30,14 @@ def response_end(rounds: RequestRounds) -> tuple[int, str]:
     return len(rounds.token_ids), "unknown"
 
 
+def prompt_name(rounds: RequestRounds) -> str:
+    """The same for the same prompt tokens, so that two servers that were given the same prompts are paired."""
+    ids = np.asarray(rounds.request.prompt_token_ids, "<i4")
+    return hashlib.sha256(ids.tobytes()).hexdigest()[:16]
+
+
 def records_of(
-    rounds: RequestRounds, *, drafter: str, in_draft_vocab: np.ndarray, norm_output: bool
+    rounds: RequestRounds, *, prompt_id: str, drafter: str, in_draft_vocab: np.ndarray, norm_output: bool
 ) -> tuple[PromptRecord, RoundBatch | None]:
     """The label is the condition's name. No rounds for a response of fewer than two tokens.
 
@@ -42,7 +50,7 @@ def records_of(
         region = np.full(num_prompt, TEXT_REGIONS.index("unknown"), np.uint8)
     name = rounds.sampled.label or UNLABELLED
     prompt = PromptRecord(
-        prompt_id=rounds.request.request_id,
+        prompt_id=prompt_id,
         system_prompt=name,
         template=TEMPLATE,
         context_tokens=0,
@@ -55,9 +63,7 @@ def records_of(
     )
     if num_tokens - num_prompt < 2:
         return prompt, None
-    condition = Condition(
-        drafter=drafter, prompt_id=prompt.prompt_id, system_prompt=name, template=TEMPLATE, context_tokens=0
-    )
+    condition = Condition(drafter=drafter, prompt_id=prompt_id, system_prompt=name, template=TEMPLATE, context_tokens=0)
     batch = round_batch(
         rounds, condition, num_tokens=num_tokens, in_draft_vocab=in_draft_vocab, norm_output=norm_output
     )

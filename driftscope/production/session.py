@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from driftscope.production.config import ProductionConfig
-from driftscope.production.records import records_of
+from driftscope.production.records import prompt_name, records_of
 from driftscope.production.sampling import Sampler
 from driftscope.runs.writer import RunWriter
 from probes.vllm.requests import RequestRounds
@@ -43,6 +44,7 @@ class Session:
     num_dropped: int = 0
     num_failed: int = 0
     failure: str | None = None
+    _times_seen: Counter[tuple[str | None, str]] = field(default_factory=Counter)  # (label, prompt)
     _waiting: queue.Queue[RequestRounds] = field(default_factory=lambda: queue.Queue(MAX_WAITING))
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -112,9 +114,16 @@ class Session:
             self._write_one(self._waiting.get_nowait())
 
     def _write_one(self, rounds: RequestRounds) -> None:
+        name = prompt_name(rounds)
+        self._times_seen[rounds.sampled.label, name] += 1
+        times = self._times_seen[rounds.sampled.label, name]
         try:
             prompt, batch = records_of(
-                rounds, drafter=self.drafter, in_draft_vocab=self.in_draft_vocab, norm_output=self.norm_output
+                rounds,
+                prompt_id=name if times == 1 else f"{name}-{times}",
+                drafter=self.drafter,
+                in_draft_vocab=self.in_draft_vocab,
+                norm_output=self.norm_output,
             )
         except Exception as error:  # this request's record contradicts itself: the next may not
             self._fail(error)

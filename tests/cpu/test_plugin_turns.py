@@ -46,7 +46,8 @@ def test_same_as_the_renderers(tokenizer: object, markers: RoleMarkers, messages
 
 def test_what_was_not_learnt_is_unknown(tokenizer: object, markers: RoleMarkers) -> None:
     """A role that no example has, until the next marker that is known; and a text that is no conversation."""
-    text = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>critic\nbad<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
+    text = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+    text += "<|im_start|>critic\nbad<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     names = [TEXT_REGIONS[r] for r in markers.regions(np.asarray(ids))]
     words = tokenizer.convert_ids_to_tokens(ids)

@@ -22,6 +22,7 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 import httpx
 
 from driftscope.builtin import resolve_drafter, resolve_target
+from driftscope.compare import compare
 from driftscope.runs import Run, RunStatus, read_run, recover
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
@@ -159,6 +160,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
             "labels": Counter(run.query("select system_prompt from prompts")["system_prompt"].to_pylist()),
             "summary": summarise(run),
         }
+        server.ask(PROMPTS[0], "policy-a")  # a prompt that came before
+        wait_for(lambda: "recorded 5 of 13" in notes(read_run(path)))
         crashed = [server.ask(PROMPTS[0], label) for label in ("crash", "policy-a")]
         wait_for(lambda: "THE RECORDER FAILED" in notes(read_run(path)))
         os.killpg(server.process.pid, signal.SIGKILL)
@@ -190,8 +193,14 @@ def test_a_recorder_that_crashes_fails_no_request(served: Served) -> None:
 def test_a_killed_servers_run_is_recovered(served: Served) -> None:
     assert read_run(served.path).status is RunStatus.incomplete
     recovery = recover(served.path)
-    assert recovery.counts.num_prompts == recovery.counts.num_batches == 4
+    assert recovery.counts.num_prompts == recovery.counts.num_batches == 5
     assert verify(served.path).is_sound
+    ids = sorted(read_run(served.path).query("select prompt_id from prompts")["prompt_id"].to_pylist())
+    assert sorted(name.endswith("-2") for name in ids) == [False] * 4 + [True]
+    run = read_run(served.path)  # the same prompts given to two servers would be paired
+    [cell] = compare([run, run]).cells
+    assert cell.num_paired == 5
+    assert cell.differences[0].difference == 0
 
 
 def test_what_is_stored(served: Served) -> None:
@@ -199,7 +208,7 @@ def test_what_is_stored(served: Served) -> None:
     assert not run.info.has_text
     prompts = run.query("select * from prompts order by prompt_id").to_pylist()
     assert all(p["token_ids"] is None and p["messages"] is None for p in prompts)
-    lengths = sorted(len(served.answers[prompt, "policy-a"]) for prompt in PROMPTS)
+    lengths = sorted(len(served.answers[prompt, "policy-a"]) for prompt in (*PROMPTS, PROMPTS[0]))
     assert sorted(p["num_response_tokens"] for p in prompts) == lengths
     rounds = run.query(
         "select prompt_id, sum(accepted_drafts + 1) - any_value(num_trimmed_tokens) as n from rounds where on_walk "
