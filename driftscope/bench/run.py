@@ -48,7 +48,8 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
         platform=platform.platform(),
         packages={"driftscope": driftscope.__version__, **said["machine"]["packages"]},
     )
-    rows = rows_of(samples)
+    order = [(concurrency, variant) for concurrency in options.concurrency for variant in variants]
+    rows = sorted(rows_of(samples), key=lambda row: order.index((row.concurrency, row.variant)))
     return BenchResult(
         machine=machine,
         plan=plan.stored(),

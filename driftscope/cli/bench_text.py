@@ -7,23 +7,16 @@ from collections.abc import Sequence
 from driftscope.bench.models import BenchResult, Estimate, Ratio, Row
 from driftscope.cli.console import console, printable
 
-COLUMNS = (
-    "engine",
-    "at once",
-    "tokens/s/user",
-    "speed-up",
-    "tokens/s",
-    "speed-up",
-    "recording",
-    "tokens/round",
-    "texts",
-)
+COLUMNS = ("engine", "at once", "user", "speed-up", "all", "speed-up", "recording", "per round", "texts")
 
 
 def as_markdown(result: BenchResult) -> str:
     lines = [*_head(result), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in result.rows]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in _cells(row)) + " |"
+        for row in result.rows
+    ]
     lines += ["", *(f"- **{warning}**" for warning in result.warnings)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -36,7 +29,7 @@ def print_result(result: BenchResult) -> None:
         out.print(line, markup=False)
     table = Table(box=None)
     for index, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        table.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in result.rows:
         table.add_row(*_cells(row))
     out.print(table)
@@ -52,8 +45,8 @@ def _head(result: BenchResult) -> list[str]:
         f"{result.plan['dtype']}, temperature {result.plan['temperature']:g}",
         f"{machine.gpu or machine.cpu} ({machine.num_cores} cores, load before {machine.load_before:.2f} a core), "
         f"{packages}",
-        "Intervals are 95 %: of a user's rate over prompts, of all tokens over repetitions. `recording` is the total rate "
-        "beside the same drafter's without. `texts`: equal to those without speculation.",
+        "`user`, `all`: tokens/s of one user and of all together; 95 % intervals over prompts and over repetitions. "
+        "`recording`: the rate of all beside the same drafter's without. `per round`: tokens. `texts`: equal to those without speculation.",
     ]
 
 
@@ -79,8 +72,8 @@ def _rate(one: Estimate) -> str:
 def _ratio(one: Ratio | None) -> str:
     if one is None or one.estimate is None:
         return ""
-    return f"{one.estimate:.3f}{_interval(one, '.3f')}" + ("" if one.resolved else " not resolved")
+    return f"{one.estimate:.3f}{_interval(one, '.3f')}" + ("" if one.resolved else "\nnot resolved")
 
 
 def _interval(one: Estimate, form: str) -> str:
-    return "" if one.low is None or one.high is None else f" [{one.low:{form}}, {one.high:{form}}]"
+    return "" if one.low is None or one.high is None else f"\n{one.low:{form}}..{one.high:{form}}"

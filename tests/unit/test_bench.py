@@ -78,7 +78,7 @@ def test_markdown_names_machine_and_warnings() -> None:
     page = as_markdown(result)
     assert "a cpu (2 cores, load before 0.10 a core), vllm 1" in page
     assert "| mine, recording default | 2 |" in page
-    assert "2.000 [2.000, 2.000]" in page
+    assert "2.000 2.000..2.000" in page
     assert "not resolved" in page
     assert "- **the machine was busy**" in page
 
