@@ -46,7 +46,8 @@ def _head(result: BenchResult) -> list[str]:
         f"{machine.gpu or machine.cpu} ({machine.num_cores} cores, load before {machine.load_before:.2f} a core), "
         f"{packages}",
         "`user`, `all`: tokens/s of one user and of all together; 95 % intervals over prompts and over repetitions. "
-        "`recording`: the rate of all beside the same drafter's without. `per round`: tokens. `texts`: equal to those without speculation.",
+        "`recording`: the rate of all beside the same drafter's without. "
+        "`per round`: tokens. `texts`: equal to those without speculation.",
     ]
 
 
