@@ -89,7 +89,7 @@ class RunWriter:
                 f"the run was started with another plan (it differs in {', '.join(names)})",
                 code="plan_differs",
                 where=str(run / RUN_JSON),
-                remedy="Resume with the same options, or write to another folder.",
+                remedy="Resume with the same options, write to another folder, or replace it with --overwrite.",
             )
         recovery = recover(run)
         info = read_info(run)

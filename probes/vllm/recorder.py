@@ -41,7 +41,8 @@ class RecorderConfig:
     num_sink_slots: int = 1  # S: how many first slots are the sink
     decide: Callable[[NewRequest], Sampled | None] = record_all
     write: Callable[[RequestRounds], None]
-    on_loaded: Callable[[Any, Recorder], None] | None = None  # (model runner, its recorder, attached or failed); no raise
+    # gets the model runner and its recorder, attached or failed; must not raise
+    on_loaded: Callable[[Any, Recorder], None] | None = None
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
