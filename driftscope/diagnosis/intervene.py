@@ -50,6 +50,8 @@ def why_not(run: Run) -> str | None:
         return "the run was imported: it has no texts and names no checkpoints"
     if not run.info.has_text:
         return "the run holds no text (--no-text)"
+    if run.info.draft_sample_method == "probabilistic":
+        return "its drafts were drawn from the drafter's distribution, and interventions count greedy drafts"
     try:
         Plan.model_validate(run.info.plan)
     except ValidationError:

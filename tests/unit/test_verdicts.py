@@ -16,13 +16,14 @@ import pytest
 from driftscope.check.models import Finding, Severity
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
 from driftscope.diagnosis.gains import Counts, gains
+from driftscope.diagnosis.intervene import why_not
 from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
 from driftscope.diagnosis.verdicts import RULES, judge
 from driftscope.diagnosis.waterfall import PARTS, Waterfall
 from driftscope.runs import read_run
 from driftscope.stats.paired import holm, paired_difference
 from probes.record import REGIONS
-from tests.synthetic_run import make_records, write_run
+from tests.synthetic_run import make_info, make_records, write_run
 
 NUM_PROMPTS, NUM_STARTS, DEPTH = 12, 50, 4
 PROMPTS = tuple(f"p{i}" for i in range(NUM_PROMPTS))
@@ -443,3 +444,25 @@ def test_every_verdict_has_its_row_in_the_docs() -> None:
     rows = [line.split("|")[1].strip(" `") for line in text.splitlines() if line.startswith("| `")]
     assert [r for r in rows if r in set(VerdictId)] == [v.value for v in VerdictId]
     assert {rule.__name__ for rule in RULES} | {"healthy", "not_enough_data"} == {v.value for v in VerdictId}
+
+
+def test_why_no_intervention_can_be_run(tmp_path: Path) -> None:
+    plan = {"target": "demo", "drafter": {"d": "demo:eagle3"}}
+    info = make_info().model_copy(update={"plan": plan})
+    reasons = {
+        "fits": {},
+        "import": {"engine": "import"},
+        "no_text": {"has_text": False},
+        "drawn": {"draft_sample_method": "probabilistic"},
+        "no_plan": {"plan": {"depth": 4}},
+    }
+    said = {}
+    for name, change in reasons.items():
+        run = write_run(tmp_path / f"{name}.drift", make_records(), info.model_copy(update=change))
+        said[name] = why_not(read_run(run))
+    assert said["fits"] is None
+    assert [word in str(said[name]) for name, word in {"import": "imported", "no_text": "--no-text"}.items()] == [
+        True
+    ] * 2
+    assert "interventions count greedy drafts" in str(said["drawn"])
+    assert "no plan" in str(said["no_plan"])
