@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from driftscope.diagnosis import drift
 from driftscope.diagnosis.case import Case, Outcome, found, needs_interventions
+from driftscope.diagnosis.evidence import difference_evidence
 from driftscope.diagnosis.measures import dense_difference
 from driftscope.diagnosis.models import Evidence, NotJudged, VerdictId
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
@@ -47,20 +48,15 @@ def _drift(case: Case, id: VerdictId, patches: tuple[str, ...], remedy: str) -> 
     if share < drift.MIN_SHARE:
         return None
     evidence = [
-        Evidence(
-            name="chain_decay",
-            statement=f"chain decay costs {excess.estimate or 0.0:.2f} tokens per round more than in the reference",
-            value=excess.estimate,
-            low=excess.low,
-            high=excess.high,
-            threshold=VERDICT_MIN_TOKENS,
+        difference_evidence(
+            "chain_decay",
+            f"chain decay costs {excess.estimate or 0.0:.2f} tokens per round more than in the reference",
+            excess,
         ),
-        Evidence(
-            name="chain_gap",
-            statement=f"chain_gap grows by {growth.estimate or 0.0:.3f} from depth 2 to the deeper ones",
-            value=growth.estimate,
-            low=growth.low,
-            high=growth.high,
+        difference_evidence(
+            "chain_gap",
+            f"chain_gap grows by {growth.estimate or 0.0:.3f} from depth 2 to the deeper ones",
+            growth,
             threshold=0.0,
         ),
         Evidence(

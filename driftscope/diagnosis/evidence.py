@@ -18,28 +18,35 @@ def verdict(id: VerdictId, confidence: str, evidence: list[Evidence], remedy: st
     return Verdict(id=id, confidence=confidence, evidence=evidence, remedy=remedy)
 
 
-def vocabulary_evidence(loss: Difference) -> Evidence:
+def difference_evidence(
+    name: str, statement: str, difference: Difference, threshold: float = VERDICT_MIN_TOKENS
+) -> Evidence:
+    """A difference with its interval, and what it was compared with."""
     return Evidence(
-        name="vocabulary_loss",
-        statement=f"tokens outside the draft vocabulary cost {loss.estimate or 0.0:.2f} tokens per round, if they were "
+        name=name,
+        statement=statement,
+        value=difference.estimate,
+        low=difference.low,
+        high=difference.high,
+        threshold=threshold,
+    )
+
+
+def vocabulary_evidence(loss: Difference) -> Evidence:
+    return difference_evidence(
+        "vocabulary_loss",
+        f"tokens outside the draft vocabulary cost {loss.estimate or 0.0:.2f} tokens per round, if they were "
         "as easy as the others",
-        value=loss.estimate,
-        low=loss.low,
-        high=loss.high,
-        threshold=VERDICT_MIN_TOKENS,
+        loss,
     )
 
 
 def gain_evidence(gain: Gain) -> Evidence:
     difference = gain.difference
-    return Evidence(
-        name=gain.id,
-        statement=f"{how(gain.id)}: {difference.estimate or 0.0:+.2f} tokens per round over "
-        f"{difference.num_prompts} prompts",
-        value=difference.estimate,
-        low=difference.low,
-        high=difference.high,
-        threshold=VERDICT_MIN_TOKENS,
+    return difference_evidence(
+        gain.id,
+        f"{how(gain.id)}: {difference.estimate or 0.0:+.2f} tokens per round over {difference.num_prompts} prompts",
+        difference,
     )
 
 

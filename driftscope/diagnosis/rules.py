@@ -18,7 +18,14 @@ from driftscope.diagnosis.case import (
     is_wiring,
     needs_interventions,
 )
-from driftscope.diagnosis.evidence import file_evidence, gain_evidence, how, verdict, vocabulary_evidence
+from driftscope.diagnosis.evidence import (
+    difference_evidence,
+    file_evidence,
+    gain_evidence,
+    how,
+    verdict,
+    vocabulary_evidence,
+)
 from driftscope.diagnosis.facts import ConditionFacts, StateChange
 from driftscope.diagnosis.gains import Gain
 from driftscope.diagnosis.measures import (
@@ -201,13 +208,8 @@ def context_limit(case: Case) -> Outcome:
     evidence = []
     if lost is not None:
         evidence.append(
-            Evidence(
-                name="tokens_per_round",
-                statement=f"{lost.estimate or 0.0:+.2f} tokens per round more without the document",
-                value=lost.estimate,
-                low=lost.low,
-                high=lost.high,
-                threshold=VERDICT_MIN_TOKENS,
+            difference_evidence(
+                "tokens_per_round", f"{lost.estimate or 0.0:+.2f} tokens per round more without the document", lost
             )
         )
     evidence += [gain_evidence(g) for g in repairs[:3]]

@@ -8,7 +8,7 @@ on the spot; each engine takes half a minute to start.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,15 @@ import torch
 
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
-from probes.attention.slots import text_regions
-from probes.conditions import Job
-from probes.drafter.model import Drafter
-from probes.job import load_models
-from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
-from probes.replay import replay
-from probes.target import Sampler, Target, TargetTrace
+from probes.record import RoundBatch
 from probes.vllm.engine import Counters, Text, TextRequest, engine
-from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder, RecorderStatus
-from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
-from training.write_checkpoint import write_checkpoint
+from tests.recorded_pair import DEPTH, Pair, batch, text_of, text_requests, tiny_pair, walked
+from tests.tiny_models import VOCAB_SIZE
 
 pytestmark = pytest.mark.gpu
 
-DEPTH, MAX_NEW_TOKENS = 5, 64
+MAX_NEW_TOKENS = 64
 PROMPT_TOKENS = (2, 9, 33, 65, 120, 180)
 FLAGS: dict[str, dict[str, Any]] = {"eagle3": {}, "eagle3.1": {"has_fc_norm": True, "norm_output": True}}
 MODES: dict[str, dict[str, Any]] = {
@@ -71,37 +64,16 @@ def _no_sync_in_the_recorder() -> Iterator[None]:
     Recorder.guarded = guarded
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    target: Target
-    drafter: Drafter
-    target_path: str
-    drafter_path: str
-
-
 @pytest.fixture(scope="module", params=FLAGS.values(), ids=FLAGS.keys())
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder, seed = tmp_path_factory.mktemp("pair"), 5
-    model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
-    spec, tensors = matched_drafter(model, seed, noise=0.8, **request.param)
-    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")
-    paths = {"target": str(folder / "target"), "drafter": str(folder / "drafter")}
-    models = load_models(Job(target=paths["target"], drafters={"d": paths["drafter"]}, prompts=(), device="cuda"))
-    return Pair(
-        target=models.target,
-        drafter=models.drafters[0].model,
-        target_path=paths["target"],
-        drafter_path=paths["drafter"],
-    )
+    return tiny_pair(tmp_path_factory.mktemp("pair"), device="cuda", **request.param)
 
 
 def requests() -> list[TextRequest]:
     """Of many lengths; regions change every few tokens."""
     generator = torch.Generator().manual_seed(11)
     ids = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in PROMPT_TOKENS]
-    names = ("template", "system", "user", "context", "history")
-    regions = [np.array([TEXT_REGIONS.index(names[(i // 7) % 5]) for i in range(len(x))], np.uint8) for x in ids]
-    return [TextRequest(key=f"p{i}", token_ids=x, region=r) for i, (x, r) in enumerate(zip(ids, regions, strict=True))]
+    return text_requests(ids)
 
 
 def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
@@ -134,57 +106,6 @@ def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
         assert counters.accepted_by_depth == [int((accepted > k).sum()) for k in range(DEPTH)]
     print(f"\n{pair.drafter.spec.kind} {dtype} {mode} level {level}: {counters}, {status}", flush=True)
     return Outcome(texts=texts, batches=batches, counters=counters, status=status)
-
-
-def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
-    model = pair.drafter
-    in_vocab = np.zeros(model.spec.vocab_size, bool)
-    in_vocab[model.target_ids().cpu().numpy()] = True
-    assert text.rounds is not None
-    return round_batch(
-        text.rounds,
-        Condition(drafter="d", prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
-        num_tokens=len(request.token_ids) + len(text.token_ids),
-        in_draft_vocab=in_vocab,
-        norm_output=model.spec.norm_output,
-    )
-
-
-def text_of(pair: Pair, request: TextRequest) -> TargetTrace:
-    """The target's own greedy text, in float32."""
-    [trace] = pair.target.write(
-        [np.asarray(request.token_ids)],
-        [request.key],
-        max_new_tokens=MAX_NEW_TOKENS,
-        num_continuation_tokens=DEPTH,
-        sampler=Sampler(),
-    )
-    return trace
-
-
-def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
-    """The rounds that an engine makes, by replay: those on the walk alone."""
-    record = PromptRecord(
-        prompt_id=request.key,
-        system_prompt="s",
-        template="t",
-        context_tokens=0,
-        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
-        region=text_regions(request.region, len(trace.token_ids)),
-        num_prompt_tokens=trace.num_prompt_tokens,
-        num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=DEPTH,
-        finish_reason=trace.finish_reason,
-    )
-    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
-    walk = batch.on_walk
-
-    def kept(value: object) -> object:
-        if isinstance(value, dict):
-            return {name: kept(item) for name, item in value.items()}
-        return value[walk] if isinstance(value, np.ndarray) else value
-
-    return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
 
 
 MEASURED = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "aux_norm")
@@ -225,7 +146,7 @@ def test_float32_is_replay(pair: Pair, mode: str) -> None:
     found = outcome(pair, dtype="float32", mode=mode, level="heads")
     parts, num_equal = [], 0
     for request, text, theirs in zip(requests(), found.texts, found.batches, strict=True):
-        trace = text_of(pair, request)
+        trace = text_of(pair, request, MAX_NEW_TOKENS)
         ours = walked(pair, request, trace)
         response = trace.token_ids[trace.num_prompt_tokens :][: trace.num_response_tokens].tolist()
         if text.token_ids == response:
@@ -257,7 +178,7 @@ def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(p
         print(f"bfloat16 full against {mode}: {same} texts equal, {by_mode[mode].counters}; {worst}", flush=True)
     parts = []
     for request, theirs in zip(requests(), by_mode["full"].batches, strict=True):
-        parts.append(differences(walked(pair, request, text_of(pair, request)), theirs))
+        parts.append(differences(walked(pair, request, text_of(pair, request, MAX_NEW_TOKENS)), theirs))
     worst = merged(parts)
     print(f"bfloat16 full against replay in float32: {worst}", flush=True)
     assert worst["rounds"] >= 5

@@ -6,8 +6,7 @@ too. The demo pair's run is in test_probe_vllm.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,13 @@ import torch
 
 from probes.attention.slots import SLOT_REGIONS, slot_regions, text_regions
 from probes.chain import concat_aux, prefill, step
-from probes.conditions import Job
-from probes.drafter.model import Drafter
-from probes.job import load_models
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.replay import replay
-from probes.target import Sampler, Target, TargetTrace
+from probes.record import REGIONS, TEXT_REGIONS, RejectionReason, RoundBatch
 from probes.vllm.engine import Engine, Text, TextRequest, engine
-from probes.vllm.record import DEFAULT_LEVEL_REGIONS, Condition, round_batch
-from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
-from training.write_checkpoint import write_checkpoint
+from probes.vllm.record import DEFAULT_LEVEL_REGIONS
+from tests.recorded_pair import DEPTH, Pair, batch, text_of, text_requests, tiny_pair, walked
+from tests.tiny_models import VOCAB_SIZE
 
-DEPTH, MAX_NEW_TOKENS = 5, 40
+MAX_NEW_TOKENS = 40
 OPTIONS = {
     "enforce_eager": True,
     "max_model_len": 256,
@@ -44,29 +38,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    target: Target
-    drafter: Drafter
-    target_path: str
-    drafter_path: str
-
-
-def tiny_pair(folder: Path, **flags: object) -> Pair:
-    seed = 5
-    model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
-    spec, tensors = matched_drafter(model, seed, noise=0.8, **flags)
-    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
-    job = Job(target=str(folder / "target"), drafters={"d": str(folder / "drafter")}, prompts=())
-    models = load_models(job)
-    return Pair(
-        target=models.target,
-        drafter=models.drafters[0].model,
-        target_path=job.target,
-        drafter_path=job.drafters["d"],
-    )
-
-
 @pytest.fixture(scope="module", params=DRAFTERS.values(), ids=DRAFTERS.keys())
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return tiny_pair(tmp_path_factory.mktemp("pair"), **request.param)
@@ -77,9 +48,7 @@ def requests() -> list[TextRequest]:
     generator = torch.Generator().manual_seed(11)
     ids = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 9, 33, 65, 120)]
     ids.append(ids[-1][:70] + ids[1])
-    names = ("template", "system", "user", "context", "history")
-    regions = [np.array([TEXT_REGIONS.index(names[(i // 7) % 5]) for i in range(len(x))], np.uint8) for x in ids]
-    return [TextRequest(key=f"p{i}", token_ids=x, region=r) for i, (x, r) in enumerate(zip(ids, regions, strict=True))]
+    return text_requests(ids)
 
 
 def started(pair: Pair, level: str | None, **options: object) -> Any:
@@ -126,56 +95,6 @@ def recorded(pair: Pair) -> Recorded:
     )
 
 
-def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
-    in_vocab = np.zeros(VOCAB_SIZE, bool)
-    in_vocab[pair.drafter.target_ids().numpy()] = True
-    assert text.rounds is not None
-    return round_batch(
-        text.rounds,
-        Condition(drafter="d", prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
-        num_tokens=len(request.token_ids) + len(text.token_ids),
-        in_draft_vocab=in_vocab,
-        norm_output=pair.drafter.spec.norm_output,
-    )
-
-
-def text_of(pair: Pair, request: TextRequest) -> TargetTrace:
-    """The target's own greedy text, in float32."""
-    [trace] = pair.target.write(
-        [np.asarray(request.token_ids)],
-        [request.key],
-        max_new_tokens=MAX_NEW_TOKENS,
-        num_continuation_tokens=DEPTH,
-        sampler=Sampler(),
-    )
-    return trace
-
-
-def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
-    """The rounds that an engine makes, by replay: those on the walk alone."""
-    record = PromptRecord(
-        prompt_id=request.key,
-        system_prompt="s",
-        template="t",
-        context_tokens=0,
-        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
-        region=text_regions(request.region, len(trace.token_ids)),
-        num_prompt_tokens=trace.num_prompt_tokens,
-        num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=DEPTH,
-        finish_reason=trace.finish_reason,
-    )
-    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
-    walk = batch.on_walk
-
-    def kept(value: object) -> object:
-        if isinstance(value, dict):
-            return {name: kept(item) for name, item in value.items()}
-        return value[walk] if isinstance(value, np.ndarray) else value
-
-    return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
-
-
 EXACT = ("start", "num_drafts", "accepted_drafts", "draft_token", "target_token", "accepted", "rejection_reason")
 NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_norm_attn", "branch_norm_mlp", "aux_norm")
 SHARES = ("fusion_share", "fusion_energy", "input_share_embed", "attention_entropy")
@@ -184,7 +103,7 @@ SHARES = ("fusion_share", "fusion_energy", "input_share_embed", "attention_entro
 def test_every_column_is_replays(pair: Pair, recorded: Recorded) -> None:
     num_rounds = num_accepted = 0
     for request, theirs, again in zip(requests(), recorded.batches, recorded.again_batches, strict=True):
-        ours = walked(pair, request, text_of(pair, request))
+        ours = walked(pair, request, text_of(pair, request, MAX_NEW_TOKENS))
         for measured in (theirs, again):
             walk = measured.on_walk
             assert measured.num_trimmed_tokens == ours.num_trimmed_tokens
@@ -256,7 +175,10 @@ def test_tokens_are_the_same_without_a_recorder_and_at_every_level(eagle3: Pair,
         assert [t.token_ids for t in texts] == [t.token_ids for t in without]
         assert [t.per_step_accepted for t in texts] == [t.per_step_accepted for t in without]
         for request, text in zip(requests(), texts, strict=True):
-            measured, ours = batch(eagle3, request, text), walked(eagle3, request, text_of(eagle3, request))
+            measured, ours = (
+                batch(eagle3, request, text),
+                walked(eagle3, request, text_of(eagle3, request, MAX_NEW_TOKENS)),
+            )
             walk = measured.on_walk
             np.testing.assert_array_equal(measured.draft_token[walk], ours.draft_token)
             if level == "counts":
@@ -282,7 +204,7 @@ def test_preempted_requests_lose_their_drafts_not_their_record(eagle3: Pair) -> 
         walk = measured.on_walk
         assert text.per_step_accepted == measured.accepted_drafts[walk].tolist()
         num_lost += int((~walk & (measured.start < len(request.token_ids) + len(text.token_ids) - 2)).sum())
-        ours = walked(eagle3, request, text_of(eagle3, request))
+        ours = walked(eagle3, request, text_of(eagle3, request, MAX_NEW_TOKENS))
         np.testing.assert_array_equal(text.rounds.token_ids[: len(request.token_ids)], request.token_ids)
         if num_lost == 0:
             np.testing.assert_array_equal(measured.accepted_drafts[walk], ours.accepted_drafts)
@@ -302,7 +224,7 @@ def test_a_chunk_of_the_prompt_ends_with_another_pair_in_v1(eagle3: Pair) -> Non
         [text] = running.generate([prompt], max_tokens=MAX_NEW_TOKENS)
     measured = batch(eagle3, prompt, text)
 
-    trace = text_of(eagle3, prompt)
+    trace = text_of(eagle3, prompt, MAX_NEW_TOKENS)
     num_prompt = trace.num_prompt_tokens
     true, shifted = trace.token_ids, trace.token_ids.clone()
     shifted[[end + 1 for end in ends]] = true[num_prompt - 1]

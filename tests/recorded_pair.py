@@ -1,0 +1,103 @@
+"""A tiny pair on disk, requests for it, and its rounds: as the recorder in a vLLM engine has them, and as replay does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from probes.attention.slots import text_regions
+from probes.conditions import Job
+from probes.drafter.model import Drafter
+from probes.job import load_models
+from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.replay import replay
+from probes.target import Sampler, Target, TargetTrace
+from probes.vllm.engine import Text, TextRequest
+from probes.vllm.record import Condition, round_batch
+from tests.tiny_models import matched_drafter, tiny_target
+from training.write_checkpoint import write_checkpoint
+
+DEPTH = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    target: Target
+    drafter: Drafter
+    target_path: str
+    drafter_path: str
+
+
+def tiny_pair(folder: Path, *, device: str = "cpu", **flags: object) -> Pair:
+    seed = 5
+    model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
+    spec, tensors = matched_drafter(model, seed, noise=0.8, **flags)
+    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
+    job = Job(target=str(folder / "target"), drafters={"d": str(folder / "drafter")}, prompts=(), device=device)
+    models = load_models(job)
+    return Pair(
+        target=models.target,
+        drafter=models.drafters[0].model,
+        target_path=job.target,
+        drafter_path=job.drafters["d"],
+    )
+
+
+def text_requests(ids: Sequence[list[int]]) -> list[TextRequest]:
+    """One for each prompt's tokens; regions change every few tokens."""
+    names = ("template", "system", "user", "context", "history")
+    regions = [np.array([TEXT_REGIONS.index(names[(i // 7) % 5]) for i in range(len(x))], np.uint8) for x in ids]
+    return [TextRequest(key=f"p{i}", token_ids=x, region=r) for i, (x, r) in enumerate(zip(ids, regions, strict=True))]
+
+
+def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
+    in_vocab = np.zeros(pair.drafter.spec.vocab_size, bool)
+    in_vocab[pair.drafter.target_ids().cpu().numpy()] = True
+    assert text.rounds is not None
+    return round_batch(
+        text.rounds,
+        Condition(drafter="d", prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
+        num_tokens=len(request.token_ids) + len(text.token_ids),
+        in_draft_vocab=in_vocab,
+        norm_output=pair.drafter.spec.norm_output,
+    )
+
+
+def text_of(pair: Pair, request: TextRequest, max_new_tokens: int) -> TargetTrace:
+    """The target's own greedy text, in float32."""
+    [trace] = pair.target.write(
+        [np.asarray(request.token_ids)],
+        [request.key],
+        max_new_tokens=max_new_tokens,
+        num_continuation_tokens=DEPTH,
+        sampler=Sampler(),
+    )
+    return trace
+
+
+def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
+    """The rounds that an engine makes, by replay: those on the walk alone."""
+    record = PromptRecord(
+        prompt_id=request.key,
+        system_prompt="s",
+        template="t",
+        context_tokens=0,
+        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
+        region=text_regions(request.region, len(trace.token_ids)),
+        num_prompt_tokens=trace.num_prompt_tokens,
+        num_response_tokens=trace.num_response_tokens,
+        num_continuation_tokens=DEPTH,
+        finish_reason=trace.finish_reason,
+    )
+    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
+    walk = batch.on_walk
+
+    def kept(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: kept(item) for name, item in value.items()}
+        return value[walk] if isinstance(value, np.ndarray) else value
+
+    return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
