@@ -172,4 +172,9 @@ def test_the_demo_starts_outside_the_checkout_and_leaves_a_run_when_stopped(with
     assert list(run.glob("rounds/part-*.parquet")), said
     with_demo.run("driftscope", "runs", "recover", run)
     shown = json.loads(with_demo.run("driftscope", "show", run, "--json"))
-    assert {c["drafter"] for c in shown["conditions"]} == {"eagle3", "eagle3.1"}
+    recorded = json.loads((run / "run.json").read_text())
+    assert recorded["status"] == "incomplete"
+    assert {drafter["name"] for drafter in recorded["drafters"]} == {"eagle3", "eagle3.1"}
+    # How many parts were written before the stop depends on the machine: the first may hold one drafter alone.
+    assert shown["conditions"]
+    assert {c["drafter"] for c in shown["conditions"]} <= {"eagle3", "eagle3.1"}
