@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, DynamicCache
 
+from probes.checkpoint.files import name_and_revision
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.errors import CheckpointError, InputError
 from probes.sampler import Sampler
@@ -401,8 +402,8 @@ def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[
 
 
 def _source(path: str | Path, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` is given: a folder, or a Hub id with its revision apart."""
-    name, _, revision = str(path).partition("@") if not Path(path).exists() else (str(path), "", "")
+    """What `from_pretrained` is given. Raises CheckpointError for a path that is not there."""
+    name, revision = name_and_revision(str(path))
     return name, {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
 
 

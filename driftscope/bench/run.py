@@ -17,6 +17,7 @@ from typing import Any
 import driftscope
 from driftscope.bench.models import MAX_IDLE_LOAD, BenchOptions, BenchResult, Machine, Variant
 from driftscope.bench.results import Sample, rows_of, unresolved
+from driftscope.check.pair import read_pair
 from driftscope.plan import Plan
 from probes.errors import InputError
 
@@ -29,7 +30,10 @@ def variants_of(plan: Plan, options: BenchOptions) -> list[Variant]:
 
 
 def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None] = lambda text: None) -> BenchResult:
-    """Raises InputError where an engine does not start or ends."""
+    """Raises CheckpointError for models that cannot be read, InputError where an engine does not start or ends."""
+    job, _ = plan.job()
+    for drafter in job.drafters.values():
+        read_pair(job.target, drafter)
     load_before = os.getloadavg()[0] / (os.cpu_count() or 1)
     variants = variants_of(plan, options)
     groups = [variants] if options.is_together else [[variant] for variant in variants]

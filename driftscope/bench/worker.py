@@ -37,11 +37,10 @@ def work(job_file: Path) -> None:
             counted = running.counters()
             answer = _measure(running.llm, prompts, load["concurrency"], plan, load["repetition"])
             counted = running.counters() - counted
-            if running.recording is not None:
-                running.recording.flush()
-                status = running.recording.status()
-                if status.failure is not None:
-                    raise RuntimeError(f"the recorder failed: {status.failure}")
+            running.take()
+            status = running.status()
+            if status is not None and status.failure is not None:
+                raise RuntimeError(f"the recorder failed: {status.failure}")
             answer |= {"num_drafts": counted.num_drafts, "num_accepted": counted.num_accepted}
             _say(answers, answer)
 
@@ -50,13 +49,15 @@ def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
     """(prompt id, token ids) under the plan's first condition; responses that came along are left out."""
     from transformers import AutoTokenizer
 
+    from probes.checkpoint.files import name_and_revision
     from probes.conditions import cells, prompts_of
     from probes.job import render_or_take
     from probes.rendering import insert_context
 
     job, _ = plan.job()
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
-    tokenizer = AutoTokenizer.from_pretrained(job.target, trust_remote_code=job.trust_remote_code)
+    name, revision = name_and_revision(job.target)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=job.trust_remote_code)
     cell = next(iter(cells(job)))
     length = cell.context_tokens
     document = insert_context(job.documents, length, tokenizer) if length else None

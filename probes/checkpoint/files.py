@@ -92,6 +92,18 @@ def locate(path_or_id: str) -> Path:
     return _local_folder(path_or_id) or hub.fetch(path_or_id)
 
 
+def name_and_revision(path_or_id: str) -> tuple[str, str | None]:
+    """What other libraries load a model by: a local folder, or a Hub id and its revision.
+
+    Raises CheckpointError for a path that is not there: those libraries would take it for an id and ask the Hub.
+    """
+    if _local_folder(path_or_id) is not None:
+        return str(Path(path_or_id).expanduser()), None
+    match = hub.HUB_ID.fullmatch(path_or_id)
+    assert match is not None
+    return match["repo"], match["revision"]
+
+
 def _local_folder(path_or_id: str) -> Path | None:
     """None for a Hub id. Raises CheckpointError for anything that is neither that nor a checkpoint's folder."""
     try:
@@ -105,7 +117,7 @@ def _local_folder(path_or_id: str) -> Path | None:
                 "the folder has no config.json",
                 code="config_missing",
                 where=str(path),
-                remedy="Name the folder that holds the drafter's config.json and weights",
+                remedy="Name the folder that holds config.json and the weights",
             )
         return path
     if is_file:

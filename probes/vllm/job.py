@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from probes.attention.slots import text_regions
+from probes.checkpoint.files import name_and_revision
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.checkpoint.tensors import load_tensors
@@ -58,10 +58,8 @@ def load(job: Job) -> VllmModels:
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
     d2t = {name: load_tensors(job.drafters[name], spec).get("d2t") for name, spec in specs.items()}
-    name, _, revision = job.target.partition("@") if not Path(job.target).exists() else (job.target, "", "")
-    tokenizer = AutoTokenizer.from_pretrained(
-        name, trust_remote_code=job.trust_remote_code, **({"revision": revision} if revision else {})
-    )
+    name, revision = name_and_revision(job.target)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=job.trust_remote_code)
     return VllmModels(config, tokenizer, specs, d2t)
 
 
@@ -122,8 +120,7 @@ def run_job(
             )
             work.measure(name, running)
             report.notes += work.notes_on(settings)
-            assert running.recording is not None
-            report.status = running.recording.status()
+            report.status = running.status()
             on_report(report)
     work.say_texts()
     return work.check
@@ -312,7 +309,7 @@ def cross_check(batches: Sequence[RoundBatch], counted: Counters, running: Engin
 
     A response of one token has no round and one that ended with its first round is in both counts.
     """
-    status = running.recording.status() if running.recording is not None else None
+    status = running.status()
     if status is not None and status.failure is not None:
         raise SelfCheckError(
             f"the recorder failed: {status.failure}",

@@ -90,6 +90,7 @@ def test_markdown_names_machine_and_warnings() -> None:
         (["--target", "demo", "--drafter", "x"], "--drafter"),
         (["--target", "demo", "--drafter", "a=demo:eagle3", "--concurrency", "1,x"], "--concurrency"),
         (["--target", "demo", "--drafter", "a=demo:eagle3", "--concurrency", "0"], "--concurrency"),
+        (["--target", "/no/model", "--drafter", "a=demo:eagle3"], "/no/model"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probes.checkpoint.files import name_and_revision
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.safetensors_file import MAX_HEADER_BYTES, LocalFile, read_array, read_header
 from probes.errors import CheckpointError
@@ -54,6 +55,15 @@ def test_names_that_cannot_be_a_checkpoint(name: str, tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointError) as caught:
         read_spec(name)
     assert caught.value.code == code
+
+
+def test_a_hub_ids_revision_is_told_apart_and_a_folder_is_never_one(folder: Path) -> None:
+    assert name_and_revision("owner/model@v1") == ("owner/model", "v1")
+    assert name_and_revision("owner/model") == ("owner/model", None)
+    at = folder.rename(folder.with_name("model@v1"))
+    assert name_and_revision(str(at)) == (str(at), None)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        name_and_revision(str(folder))
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
