@@ -132,13 +132,16 @@ def work(variant: str, folder: Path) -> None:
             running.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - begin
             rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
-            status = None
-            if running.recording is not None:
-                running.recording.flush()
-                status = asdict(running.recording.status())
+            running.take()
+            status = running.status()
             num_dumped = sum(q.numel() + k.numel() for q, k in dump)
             dump.clear()
-            answer = {"seconds": seconds, "rounds": rounds, "status": status, "dumped_elements": num_dumped}
+            answer = {
+                "seconds": seconds,
+                "rounds": rounds,
+                "status": status and asdict(status),
+                "dumped_elements": num_dumped,
+            }
             print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -13,15 +13,27 @@ from probes.vllm.requests import NewRequest
 from probes.vllm.rows import RowLayout
 
 
+def refuse_unsupported(config: Any) -> None:
+    """Raises NotImplementedError for an engine (`VllmConfig`) whose drafter is not recorded."""
+    speculative, parallel = config.speculative_config, config.parallel_config
+    if speculative is None:
+        raise NotImplementedError("the engine was started without speculation: give it a speculative_config")
+    if speculative.method != "eagle3":
+        raise NotImplementedError(f"speculative method {speculative.method!r}: only eagle3 is recorded")
+    if parallel.pipeline_parallel_size > 1:
+        raise NotImplementedError(
+            f"pipeline_parallel_size = {parallel.pipeline_parallel_size} is not recorded: use tensor parallelism alone"
+        )
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise NotImplementedError(f"{name} = {getattr(parallel, name)}: no worker has all keys of a request")
+
+
 def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: str, device: torch.device) -> None:
     """Allocates the recorder's rows for this drafter. Raises NotImplementedError for what was never read."""
     refuse_unknown(runner_name)
     config = runner.vllm_config
     speculative = config.speculative_config
-    if speculative.method != "eagle3":
-        raise NotImplementedError(f"speculative method {speculative.method!r}: only eagle3 is recorded")
-    if config.parallel_config.tensor_parallel_size > 1 or config.parallel_config.pipeline_parallel_size > 1:
-        raise NotImplementedError("heads of several tensor parallel workers are not gathered yet")
     inner = model.model
     attention = inner.layers[0].self_attn.attn
     recorder.runner_name = runner_name
@@ -34,6 +46,7 @@ def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: s
             num_aux=getattr(inner, "num_aux_hidden_states", None) or 1,
             num_layers=len(inner.layers),
             num_heads=attention.impl.num_heads,
+            num_ranks=num_head_ranks(inner.layers[0].self_attn),
             is_eager=is_eager,
         ),
         num_rows=config.scheduler_config.max_num_seqs,
@@ -48,6 +61,11 @@ def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: s
     additional = config.additional_config
     if isinstance(additional, dict):
         additional["driftscope_level"] = recorder.config.level
+
+
+def num_head_ranks(attention: nn.Module) -> int:
+    """Over how many tensor parallel workers the query heads of this attention layer are split."""
+    return int(attention.total_num_heads) // int(attention.num_heads)
 
 
 def schedule(recorder: Recorder, output: Any) -> None:

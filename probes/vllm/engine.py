@@ -1,4 +1,7 @@
-"""A vLLM engine in this process, with the recorder inside: built from options, asked for texts, taken down again."""
+"""A vLLM engine in this process, with a recorder in each of its workers: built from options, asked for texts, taken down.
+
+With one worker that is in this process too; tensor parallel workers are processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ import numpy as np
 
 from probes.errors import InputError
 from probes.vllm.hooks import vllm_version
-from probes.vllm.recorder import RecorderConfig, Recording, install
-from probes.vllm.requests import NewRequest, RequestRounds, Sampled
-
-REGION_KEY = "driftscope_region"
+from probes.vllm.ranks import joined, overall
+from probes.vllm.recorder import RecorderStatus
+from probes.vllm.requests import RequestRounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,29 @@ class Counters:
 
 
 class Engine:
-    def __init__(self, llm: Any, recording: Recording | None, records: dict[str, RequestRounds]) -> None:
-        self.llm, self.recording, self._records = llm, recording, records
+    def __init__(self, llm: Any, *, is_recorded: bool) -> None:
+        self.llm, self.is_recorded = llm, is_recorded
+
+    def status(self) -> RecorderStatus | None:
+        """Of the recorders of all workers; None where nothing records."""
+        return overall(self.llm.collective_rpc("driftscope_status")) if self.is_recorded else None
+
+    def take(self) -> dict[str, RequestRounds]:
+        """Label -> what was recorded since the last call, with the heads of all workers."""
+        if not self.is_recorded:
+            return {}
+        first, *others = self.llm.collective_rpc("driftscope_take")
+        rows_of = [{rounds.request.request_id: rounds.rows for rounds in taken} for taken in others]
+        return {
+            rounds.sampled.label or "": joined(rounds, [rows.get(rounds.request.request_id) for rows in rows_of])
+            for rounds in first
+        }
 
     def generate(self, requests: Sequence[TextRequest], *, max_tokens: int, temperature: float = 0.0) -> list[Text]:
-        """All of them at once; one text for each, in order. The recorder is flushed."""
+        """All of them at once; one text for each, in order."""
         from vllm import SamplingParams
+
+        from probes.vllm.worker import REGION_KEY
 
         parameters = [
             SamplingParams(
@@ -71,8 +90,7 @@ class Engine:
         ]
         prompts = [{"prompt_token_ids": list(r.token_ids)} for r in requests]
         outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
-        if self.recording is not None:
-            self.recording.flush()
+        recorded = self.take()
         texts = []
         for request, output in zip(requests, outputs, strict=True):
             completion = output.outputs[0]
@@ -81,7 +99,7 @@ class Engine:
                 Text(
                     token_ids=list(completion.token_ids),
                     finish_reason=str(completion.finish_reason),
-                    rounds=self._records.pop(request.key, None),
+                    rounds=recorded.get(request.key),
                     per_step_accepted=None if metrics is None else list(metrics.per_step_accepted),
                 )
             )
@@ -100,15 +118,6 @@ class Engine:
             num_accepted=value("num_accepted_tokens"),
             accepted_by_depth=[int(v) for v in by_depth],
         )
-
-
-def decide(request: NewRequest) -> Sampled | None:
-    """Records what `Engine.generate` asked for, with the regions that came along."""
-    region = request.extra_args.get(REGION_KEY)
-    if request.label is None:
-        return None
-    as_bytes = bytes.fromhex(region) if isinstance(region, str) else b""
-    return Sampled(label=request.label, region=np.frombuffer(as_bytes, np.uint8) if as_bytes else None)
 
 
 @contextmanager
@@ -131,7 +140,7 @@ def engine(
     Raises InputError where vLLM refuses the options or the models.
     """
     version = vllm_version()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process: its worker can be read
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process: its workers can be asked
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, on a CPU
     from vllm import LLM
@@ -155,19 +164,13 @@ def engine(
     more = arguments.pop("speculative_config", None)
     if drafter is not None:
         arguments["speculative_config"] = speculative | dict(more or {})
-    records: dict[str, RequestRounds] = {}
-
-    def write(rounds: RequestRounds) -> None:
-        records[rounds.sampled.label or ""] = rounds
-
-    recording = None
     if level is not None:
-        recording = install(RecorderConfig(level=level, num_sink_slots=num_sink_slots, decide=decide, write=write))
+        arguments |= _recorded(arguments, {"level": level, "num_sink_slots": num_sink_slots})
     llm = None
     try:
         try:
             llm = LLM(**arguments)
-        except (ValueError, TypeError, RuntimeError, OSError) as error:  # vLLM's refusals have no common class
+        except Exception as error:  # vLLM's refusals have no common class, a worker's failure comes as a bare Exception
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise InputError(
                 f"vLLM {version} does not start: {' '.join(lines[:3])[:400] or repr(error)}",
@@ -175,20 +178,33 @@ def engine(
                 where=drafter or target,
                 remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
             ) from error
-        failure = None if recording is None else recording.status().failure
-        if failure is not None:
+        running = Engine(llm, is_recorded=level is not None)
+        status = running.status()
+        if status is not None and status.failure is not None:
             raise InputError(
-                f"this engine cannot be recorded: {failure}",
+                f"this engine cannot be recorded: {status.failure}",
                 code="not_recordable",
                 where=drafter or target,
                 remedy="docs/vllm.md says what is supported; --engine live does without vLLM",
             )
-        yield Engine(llm, recording, records)
+        yield running
     finally:
-        if recording is not None:
-            recording.uninstall()
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def _recorded(arguments: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The engine arguments that put a recorder into every worker."""
+    from probes.vllm.worker import NAME, OPTIONS_KEY
+
+    if "worker_cls" in arguments:
+        raise InputError(
+            "an engine with a worker_cls of its own cannot be recorded",
+            code="vllm_refuses",
+            where="[vllm] worker_cls",
+            remedy="leave it out, or use --engine live",
+        )
+    return {"worker_cls": NAME, "additional_config": {**arguments.get("additional_config", {}), OPTIONS_KEY: options}}

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from probes.errors import InputError
 
 if TYPE_CHECKING:
-    from probes.vllm.recorder import Recording
+    from probes.vllm.recorder import Recorder, Recording
 
+V2_MODULE = "vllm.v1.worker.gpu.model_runner"
 KNOWN = {
     "V1": {"0.32.0": "run on a CPU", "0.26.0": "only read"},
     "V2": {"0.26.0": "run on a GPU"},
@@ -57,34 +58,43 @@ def patch_runners(recording: Recording) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        places = [("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "v1")]
+        places = [("vllm.v1.worker.cpu_model_runner", "CPUModelRunner")]
     else:
-        places = [
-            ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "v1"),
-            ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "v2"),
-        ]
-    for module, name, hooks in places:
-        runner_class = getattr(importlib.import_module(module), name)
-        _wrap_load_model(runner_class, recording, hooks)
+        places = [("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"), (V2_MODULE, "GPUModelRunner")]
+    for module, name in places:
+        _wrap_load_model(getattr(importlib.import_module(module), name), recording)
 
 
-def _wrap_load_model(runner_class: type, recording: Recording, hooks: str) -> None:
+def _wrap_load_model(runner_class: type, recording: Recording) -> None:
     load_model = runner_class.load_model
 
     @functools.wraps(load_model)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = load_model(self, *args, **kwargs)
         if recording.is_installed:
-            from probes.vllm.recorder import Recorder
-
-            recorder = Recorder(recording.config)
-            recording.recorders.append(recorder)
-            recorder.guarded(importlib.import_module(f"probes.vllm.{hooks}").attach, self, recorder)
-            if recording.config.on_loaded is not None:
-                recording.config.on_loaded(self, recorder)
+            attach(self, recording)
         return result
 
     runner_class.load_model = recorded
+
+
+def attach(runner: Any, recording: Recording) -> None:
+    """Gives a model runner that has its weights a recorder; why that failed is in the recording's status."""
+    from probes.vllm.recorder import Recorder
+
+    recorder = Recorder(recording.config)
+    recording.recorders.append(recorder)
+    recorder.guarded(_hook, runner, recorder)
+    if recording.config.on_loaded is not None:
+        recording.config.on_loaded(runner, recorder)
+
+
+def _hook(runner: Any, recorder: Recorder) -> None:
+    from probes.vllm.attach import refuse_unsupported
+
+    refuse_unsupported(runner.vllm_config)
+    is_v2 = any(base.__module__ == V2_MODULE for base in type(runner).__mro__)
+    importlib.import_module(f"probes.vllm.{'v2' if is_v2 else 'v1'}").attach(runner, recorder)
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from probes.vllm.attach import num_head_ranks
 from probes.vllm.masses import Queries, write_masses
 from probes.vllm.recorder import Recorder
 from probes.vllm.residual_norm import record_residual_norm
@@ -202,23 +203,38 @@ class Probe:
         layer.self_attn.register_forward_hook(put("branch_norm_attn"))
         layer.mlp.register_forward_hook(put("branch_norm_mlp"))
         if index == 0:
-            layer.self_attn.qkv_proj.register_forward_pre_hook(self._put_embed_share)
+            weight = output_weights(layer.self_attn, self.rows.words.device)
 
-    def _put_embed_share(self, projection: nn.Module, args: tuple) -> None:
-        if self._num_rows is not None:
-            self.recorder.guarded(
-                lambda: self._put_own("input_share_embed", embed_share(projection, self._own(args[0])))
-            )
+            def put_share(projection: nn.Module, args: tuple) -> None:
+                if self._num_rows is not None:
+                    self.recorder.guarded(self._put_embed_share, projection, self._own(args[0]), weight)
+
+            layer.self_attn.qkv_proj.register_forward_pre_hook(put_share)
+
+    def _put_embed_share(self, projection: nn.Module, x: Tensor, weight: Tensor) -> None:
+        share, energy = embed_share(projection, x, weight)
+        self._put_own("input_share_embed", share)
+        self._put_own("input_energy", energy)
 
 
-def embed_share(projection: nn.Module, x: Tensor) -> Tensor:
-    """<W_e e, W [e, n]> / ||W [e, n]||^2 of x = [e, n], [row]: the embedding half comes first. Without bias."""
+def output_weights(attention: nn.Module, device: torch.device) -> Tensor:
+    """How much each output of this worker's q, k and v counts, [output]: a key head of several workers counts once."""
+    num_copies = attention.num_kv_heads * num_head_ranks(attention) // attention.total_num_kv_heads
+    weight = torch.ones(attention.q_size + 2 * attention.kv_size, device=device)
+    weight[attention.q_size :] /= num_copies
+    return weight
+
+
+def embed_share(projection: nn.Module, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """-> (<W_e e, W [e, n]> / ||W [e, n]||^2, ||W [e, n]||^2) of x = [e, n], each [row]: the embedding half comes first.
+    Without bias; `weight` [output] of each product."""
     embed, hidden = x.clone(), x.clone()
     size = x.shape[-1] // 2
     embed[:, size:], hidden[:, :size] = 0, 0
     parts = projection.quant_method.apply(projection, torch.cat([embed, hidden]), None).float()
     from_embed, total = parts[: len(x)], parts[: len(x)] + parts[len(x) :]
-    return (from_embed * total).sum(dim=-1) / total.square().sum(dim=-1)
+    energy = (total.square() * weight).sum(dim=-1)
+    return (from_embed * total * weight).sum(dim=-1) / energy, energy
 
 
 def _norm(values: Tensor) -> Tensor:

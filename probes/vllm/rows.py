@@ -21,13 +21,15 @@ LEVELS = ("counts", "default", "heads")
 
 @dataclass(frozen=True, kw_only=True)
 class RowLayout:
-    """The columns of one row. K depths, A aux layers, Y drafter layers, H heads (1 at level default: their mean)."""
+    """The columns of one row. K depths, A aux layers, Y drafter layers, H heads of this worker (1 at level default: their
+    mean)."""
 
     level: str
     depth: int
     num_aux: int
     num_layers: int
     num_heads: int
+    num_ranks: int = 1  # tensor parallel workers that the heads are split over; each has so many
     is_eager: bool = False  # branch norms and the embedding's share need hooks that compiled code never calls
 
     @property
@@ -55,7 +57,8 @@ class RowLayout:
             fields += [
                 ("branch_norm_attn", "<f4", (k, y)),
                 ("branch_norm_mlp", "<f4", (k, y)),
-                ("input_share_embed", "<f4", (k,)),
+                ("input_share_embed", "<f4", (k,)),  # of this worker's rows of q, k and v
+                ("input_energy", "<f4", (k,)),  # the square of these, by which several workers' shares are weighted
             ]
         return np.dtype(fields)
 

@@ -1,7 +1,7 @@
 """What the loaded engine really uses, read from its modules, against what the checkpoint says.
 
 vLLM takes some settings from other keys than the checkpoint has them under and says nothing (nested layer ids, a lost norm
-flag, no d2t): each disagreement is a finding. Reads an engine in this process.
+flag, no d2t): each disagreement is a finding.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec, Finding
+from probes.vllm.attach import num_head_ranks
 
 
 def model_runner(llm: Any) -> Any:
-    """The worker's model runner. The engine must run in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0)."""
+    """The only worker's model runner. Engine and worker must be in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0)."""
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
@@ -26,8 +27,12 @@ def drafter_model(runner: Any) -> Any:
 
 
 def effective_settings(llm: Any) -> dict[str, object]:
-    """JSON values; keys as in DrafterSpec where it has them."""
-    return runner_settings(model_runner(llm))
+    """JSON values; keys as in DrafterSpec where it has them. Of the worker of rank 0."""
+    return llm.collective_rpc(worker_settings)[0]
+
+
+def worker_settings(worker: Any) -> dict[str, object]:
+    return runner_settings(worker.model_runner)
 
 
 def runner_settings(runner: Any) -> dict[str, object]:
@@ -56,6 +61,8 @@ def runner_settings(runner: Any) -> dict[str, object]:
         "draft_sample_method": getattr(speculative, "draft_sample_method", None),
         "rejection_sample_method": getattr(speculative, "rejection_sample_method", None),
         "num_speculative_tokens": speculative.num_speculative_tokens,
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "drafter_tensor_parallel_size": num_head_ranks(attention),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "quantization": config.model_config.quantization,
         "kv_cache_dtype": config.cache_config.cache_dtype,

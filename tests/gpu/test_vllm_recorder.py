@@ -94,7 +94,7 @@ def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
     ) as running:
         texts = running.generate(asked, max_tokens=MAX_NEW_TOKENS)
         counters = running.counters()
-        status = None if running.recording is None else running.recording.status()
+        status = running.status()
     batches = []
     if status is not None:
         assert status.failure is None, status

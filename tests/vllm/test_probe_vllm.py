@@ -158,7 +158,8 @@ def test_an_engine_that_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatc
 
 def test_counts_that_differ_from_vllms_fail_the_self_check() -> None:
     class Running:
-        recording = None
+        def status(self) -> None:
+            return None
 
     with pytest.raises(SelfCheckError) as raised:
         vllm_job.cross_check([], Counters(num_drafts=3, num_accepted=1, accepted_by_depth=[1]), Running(), "d")

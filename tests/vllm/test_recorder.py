@@ -80,7 +80,7 @@ def recorded(pair: Pair) -> Recorded:
         texts = running.generate(requests(), max_tokens=MAX_NEW_TOKENS)
         counted = running.counters()
         again = running.generate(requests(), max_tokens=MAX_NEW_TOKENS)
-        status = running.recording.status()
+        status = running.status()
     assert status.failure is None
     assert status.num_written == status.num_requests == 2 * len(texts)
     assert status.num_dropped_steps == 0
@@ -258,7 +258,7 @@ def test_a_failing_recorder_fails_no_request(
         monkeypatch.setattr(f"probes.vllm.recorder.Recorder.{where}", fail)
     with started(eagle3, "default") as running:
         texts = generate(running)
-        status = running.recording.status()
+        status = running.status()
     assert [t.token_ids for t in texts] == [t.token_ids for t in without]
     assert status.failure == "RuntimeError: injected"
     assert status.num_failures >= 1
