@@ -27,7 +27,7 @@ from probes.interventions.registry import select
 from probes.record import REGIONS, PromptRecord, Record
 
 if TYPE_CHECKING:
-    from probes.job import Models
+    from probes.models import Models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -97,7 +97,8 @@ def measure(
         )
     from transformers.utils import logging as transformers_logging
 
-    from probes.job import check_job, load_models, run_job
+    from probes.job import check_job, run_job
+    from probes.models import load_models
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
 

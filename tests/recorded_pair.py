@@ -11,7 +11,7 @@ import numpy as np
 from probes.attention.slots import text_regions
 from probes.conditions import Job
 from probes.drafter.model import Drafter
-from probes.job import load_models
+from probes.models import load_models
 from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
 from probes.replay import replay
 from probes.target import Sampler, Target, TargetTrace

@@ -51,7 +51,7 @@ def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
 
     from probes.checkpoint.files import name_and_revision
     from probes.conditions import cells, prompts_of
-    from probes.job import render_or_take
+    from probes.prompt_text import render_or_take
     from probes.rendering import insert_context
 
     job, _ = plan.job()
@@ -61,8 +61,9 @@ def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
     cell = next(iter(cells(job)))
     length = cell.context_tokens
     document = insert_context(job.documents, length, tokenizer) if length else None
-    source: Any = type("Source", (), {"tokenizer": tokenizer})
-    return [(p.prompt_id, render_or_take(source, p, cell, document).token_ids.tolist()) for p in prompts_of(job, cell)]
+    return [
+        (p.prompt_id, render_or_take(tokenizer, p, cell, document).token_ids.tolist()) for p in prompts_of(job, cell)
+    ]
 
 
 @contextmanager

@@ -33,10 +33,11 @@ from probes.interventions.paths import patch_paths
 from probes.interventions.reference import compare_states
 from probes.interventions.registry import BASELINE, select
 from probes.interventions.texts import Reader, response_of, swap_suffix
-from probes.job import LoadedDrafter, Models, texts_of
+from probes.models import LoadedDrafter, Models
 from probes.record import InterventionCounts, PromptRecord, TargetStates
 from probes.rendering import insert_context
 from probes.target import Prefix, Target, TargetTrace
+from probes.texts import texts_of
 
 CellKey = tuple[str, str, int]
 IsDone = Callable[[str, str, CellKey, str], bool]

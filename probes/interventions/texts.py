@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from probes.conditions import Cell, PromptInput
-from probes.job import render_or_take, shared_prefix_tokens
+from probes.prompt_text import render_or_take, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.sampler import Sampling
 from probes.target import Target, TargetTrace
@@ -44,7 +44,7 @@ def swap_suffix(
     target: Target, prompt: PromptInput, cell: Cell, reference: Cell, document: str | None
 ) -> tuple[int, ...]:
     """The condition's prompt with the reference template's tokens behind the last turn."""
-    own, theirs = (render_or_take(target, prompt, c, document) for c in (cell, reference))
+    own, theirs = (render_or_take(target.tokenizer, prompt, c, document) for c in (cell, reference))
     head = own.token_ids[: len(own.token_ids) - num_suffix_tokens(own.region)]
     tail = theirs.token_ids[len(theirs.token_ids) - num_suffix_tokens(theirs.region) :]
     return tuple(int(i) for i in np.concatenate([head, tail]))

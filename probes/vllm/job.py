@@ -21,7 +21,7 @@ from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells, prompts_of
 from probes.errors import InputError, SelfCheckError
-from probes.job import render_or_take
+from probes.prompt_text import render_or_take
 from probes.record import PromptRecord, Record, RoundBatch
 from probes.rendering import Rendered, insert_context
 from probes.target import target_config
@@ -252,7 +252,7 @@ class _Work:
         length = cell.context_tokens
         if length not in self._documents:
             self._documents[length] = insert_context(self.job.documents, length, self.models.tokenizer)
-        return render_or_take(self.models, prompt, cell, self._documents[length])  # only the tokenizer is read
+        return render_or_take(self.models.tokenizer, prompt, cell, self._documents[length])
 
     def _check_lengths(self, requests: Sequence[TextRequest], running: Engine, where: str) -> None:
         limit = int(running.llm.model_config.max_model_len)

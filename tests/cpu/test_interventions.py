@@ -22,7 +22,8 @@ from probes.interventions.reference import gram_similarity
 from probes.interventions.registry import ALL, BY_ID, PATHS, documentation, select
 from probes.interventions.run import Interventions
 from probes.interventions.texts import num_suffix_tokens
-from probes.job import Models, load_models, run_job
+from probes.job import run_job
+from probes.models import Models, load_models
 from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, RoundBatch, TargetStates
 from probes.replay import replay
 from tests.cpu.test_replay_reference import DEPTH, FLAGS, NUM_PROMPT, NUM_RESPONSE, make_prompt, make_text

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from probes import job as job_module
+from probes import texts
 from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPrompt, Template
 from probes.errors import CheckpointError, InputError, SelfCheckError
-from probes.job import Models, load_models, render_prompt, run_job, shared_prefix_tokens
+from probes.job import run_job
 from probes.lossless import compare_with_plain
+from probes.models import Models, load_models
+from probes.prompt_text import render_prompt, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import Sampler, TargetTrace
 from tests.chat_templates import SMOLLM2
@@ -202,7 +204,7 @@ def test_long_prompts_are_written_in_smaller_batches(job: Job, models: Models, m
     together, _ = run(job, models)
     assert max(sizes) == 2
     sizes.clear()
-    monkeypatch.setattr(job_module, "MAX_BATCH_TOKENS", 1)
+    monkeypatch.setattr(texts, "MAX_BATCH_TOKENS", 1)
     alone, _ = run(job, models)
     assert set(sizes) == {1}
     assert batches(alone).keys() == batches(together).keys()

@@ -12,7 +12,9 @@ import pytest
 from driftscope.plan import make_plan
 from probes.conditions import Cell, Job, PromptInput, SystemPrompt, Template, cells
 from probes.errors import InputError
-from probes.job import Models, check_job, load_models, render_or_take, run_job
+from probes.job import check_job, run_job
+from probes.models import Models, load_models
+from probes.prompt_text import render_or_take
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -57,7 +59,7 @@ def test_templated_text_is_not_templated_again(job: Job, models: Models) -> None
     """Its role markers become the special tokens that they are; nothing is added."""
     text = "<|im_start|>user\nwhere is the river<|im_end|>\n<|im_start|>assistant\n"
     ids = models.target.tokenizer(text, add_special_tokens=False)["input_ids"]
-    taken = render_or_take(models.target, PromptInput(prompt_id="a", messages=(), text=text), RAW, None)
+    taken = render_or_take(models.target.tokenizer, PromptInput(prompt_id="a", messages=(), text=text), RAW, None)
     assert taken.token_ids.tolist() == ids
     template = TEXT_REGIONS.index("template")
     specials = np.isin(ids, models.target.tokenizer.all_special_ids)

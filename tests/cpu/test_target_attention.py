@@ -14,7 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
-from probes.job import LoadedDrafter, Models, run_job
+from probes.job import run_job
+from probes.models import LoadedDrafter, Models
 from probes.record import TEXT_REGIONS, RoundBatch
 from probes.target import Target
 from probes.target_attention import COMPARED_REGIONS, jensen_shannon, target_masses

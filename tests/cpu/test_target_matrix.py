@@ -21,7 +21,8 @@ from probes.checkpoint.spec import FINAL_NORMED
 from probes.conditions import Job, PromptInput, SystemPrompt
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
-from probes.job import LoadedDrafter, Models, run_job
+from probes.job import run_job
+from probes.models import LoadedDrafter, Models
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import TIE_LOGIT_GAP, Sampler, Target
 from probes.target_attention import COMPARED_REGIONS, target_masses

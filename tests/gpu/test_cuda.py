@@ -14,7 +14,8 @@ import torch
 from probes.attention.kernel import Band, attend, attend_plain, band_mask
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
-from probes.job import LoadedDrafter, Models, run_job
+from probes.job import run_job
+from probes.models import LoadedDrafter, Models
 from probes.record import RoundBatch
 from probes.target import Target
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer

@@ -21,8 +21,8 @@ import torch
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
 from probes.conditions import Job
 from probes.drafter.model import Drafter
-from probes.job import Models, load_models
 from probes.live import LiveRounds, run_live
+from probes.models import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.replay import replay
 from probes.target import TIE_LOGIT_GAP, Sampler, Target, TargetTrace

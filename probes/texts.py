@@ -1,0 +1,160 @@
+"""The texts of one condition, batch by batch: written by the target or the loop, or read where the answer came along.
+
+The part that all prompts share (system prompt and document) is computed once, by the target and by each drafter, and
+prompts are decoded in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from probes.attention.slots import text_regions
+from probes.chain import SlotCache, prefill
+from probes.conditions import Cell, Job, PromptInput, prompts_of
+from probes.live import LiveRounds, run_live_batch
+from probes.models import LoadedDrafter, Models
+from probes.prompt_text import render_or_take, response_ids, shared_prefix_tokens
+from probes.record import PromptRecord
+from probes.rendering import Rendered
+from probes.target import Prefix, Sampler, Target, TargetTrace
+
+MAX_BATCH_TOKENS = 1 << 17
+"""Tokens whose keys and values a batch of prompts holds at most (an 8B target in 16 bits: 17 GB), except for one prompt."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the prompts of a condition have in common, computed once."""
+
+    prefix: Prefix
+    slots: Mapping[str, SlotCache]  # drafter name -> its part
+    rounds: Mapping[str, LiveRounds] = field(default_factory=dict)  # by prompt, where the loop itself wrote the text
+
+
+def texts_of(
+    job: Job, models: Models, cell: Cell, document: str | None, is_measured: Callable[[str], bool]
+) -> Iterator[tuple[list[tuple[PromptRecord, TargetTrace]], Shared]]:
+    """Each batch of texts under this condition, with the prefix that all prompts share.
+
+    Batches do not depend on what is measured already: a resumed run decodes the same batches, hence the same texts.
+    """
+    target, prompts = models.target, prompts_of(job, cell)
+    rendered = {p.prompt_id: render_or_take(target.tokenizer, p, cell, document) for p in prompts}
+    num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
+    some = next(iter(rendered.values())).token_ids
+    prefix = target.prefill(some[:num_shared])
+    slots = {
+        d.name: prefill(d.model, torch.as_tensor(some[:num_shared], dtype=torch.int64, device=job.device), prefix.aux)
+        for d in models.drafters
+        if num_shared > 1
+    }
+    shared = Shared(prefix, slots)
+    sampler = sampler_of(job)
+    for batch in _batches(job, target, [p for p in prompts if not p.is_forced], rendered):
+        if all(is_measured(p.prompt_id) for p in batch):
+            continue
+        heads, ids = [rendered[p.prompt_id].token_ids for p in batch], [p.prompt_id for p in batch]
+        if job.draws_drafts:  # the text depends on the drafter
+            lived = run_loop(job, target, models.drafters[0], heads, ids, shared)
+            traces = [trace for trace, _ in lived]
+            rounds = {name: rounds for name, (_, rounds) in zip(ids, lived, strict=True)}
+        else:
+            traces, rounds = (
+                target.write(
+                    heads,
+                    ids,
+                    max_new_tokens=job.max_new_tokens,
+                    num_continuation_tokens=job.depth,
+                    sampler=sampler,
+                    prefix=prefix,
+                ),
+                {},
+            )
+        pairs = zip(batch, traces, strict=True)
+        yield (
+            [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs],
+            replace(shared, rounds=rounds),
+        )
+    for prompt in prompts:
+        if prompt.is_forced and not is_measured(prompt.prompt_id):
+            head = rendered[prompt.prompt_id]
+            text = np.concatenate([head.token_ids, np.asarray(response_ids(target.tokenizer, prompt), np.int32)])
+            trace = target.read(text, len(head.token_ids), prefix=prefix)
+            yield [(_prompt_record(prompt, cell, head, trace), trace)], shared
+
+
+def _batches(
+    job: Job, target: Target, prompts: Sequence[PromptInput], rendered: Mapping[str, Rendered]
+) -> Iterator[list[PromptInput]]:
+    """Batches of prompts, fewer where they are long; of equal length where the target cannot pad."""
+
+    def length(prompt: PromptInput) -> int:
+        return len(rendered[prompt.prompt_id].token_ids)
+
+    longest = max(map(length, prompts), default=0) + job.max_new_tokens + job.depth
+    if target.can_pad(longest):
+        groups = [list(prompts)]
+    else:
+        groups = [list(g) for _, g in groupby(sorted(prompts, key=length), key=length)]
+    size = max(1, min(job.batch_size, MAX_BATCH_TOKENS // longest))
+    for group in groups:
+        for begin in range(0, len(group), size):
+            yield group[begin : begin + size]
+
+
+def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:
+    num_tokens = len(trace.token_ids)
+    agreement, mean_logprob = float("nan"), float("nan")
+    if trace.is_forced and trace.num_response_tokens:
+        text = trace.token_ids[trace.num_prompt_tokens :]
+        agreement = float((trace.choices.best == text).float().mean())
+        mean_logprob = float(trace.choices.text_logprob.mean())
+    return PromptRecord(
+        prompt_id=prompt.prompt_id,
+        system_prompt=cell.system_prompt.name,
+        template=cell.template.name,
+        context_tokens=cell.context_tokens,
+        category=prompt.category,
+        messages=tuple(dict(m) for m in prompt.messages),
+        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
+        region=text_regions(head.region, num_tokens),
+        num_prompt_tokens=trace.num_prompt_tokens,
+        num_response_tokens=trace.num_response_tokens,
+        num_continuation_tokens=num_tokens - trace.num_prompt_tokens - trace.num_response_tokens,
+        finish_reason=trace.finish_reason,
+        is_forced=trace.is_forced,
+        text_agreement=agreement,
+        mean_logprob=mean_logprob,
+        notes=head.notes,
+    )
+
+
+def sampler_of(job: Job) -> Sampler:
+    return Sampler(job.temperature, job.seed, top_k=job.top_k, top_p=job.top_p)
+
+
+def run_loop(
+    job: Job,
+    target: Target,
+    drafter: LoadedDrafter,
+    prompts: Sequence[np.ndarray],
+    prompt_ids: Sequence[str],
+    shared: Shared,
+) -> list[tuple[TargetTrace, LiveRounds]]:
+    return run_live_batch(
+        drafter.model,
+        target,
+        prompts,
+        prompt_ids=prompt_ids,
+        depth=job.depth,
+        max_new_tokens=job.max_new_tokens,
+        sampler=sampler_of(job),
+        draft_sample_method=job.draft_sample_method,
+        prefix=shared.prefix,
+        slots=shared.slots.get(drafter.name),
+    )
