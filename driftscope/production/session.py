@@ -19,7 +19,9 @@ import numpy as np
 from driftscope.production.config import ProductionConfig
 from driftscope.production.records import prompt_name, records_of
 from driftscope.production.sampling import Sampler
+from driftscope.production.workers import TakenHeads
 from driftscope.runs.writer import RunWriter
+from probes.vllm.ranks import joined
 from probes.vllm.requests import RequestRounds
 
 logger = logging.getLogger("driftscope.production")
@@ -38,10 +40,12 @@ class Session:
     in_draft_vocab: np.ndarray  # bool [vocab]
     norm_output: bool
     status: Callable[[], Any]
+    heads: TakenHeads | None = None  # of the other tensor parallel workers
     num_written: int = 0
     num_sampling: int = 0  # at temperature > 0
     num_short: int = 0
     num_dropped: int = 0
+    num_headless: int = 0  # without masses, because another worker's heads did not come
     num_failed: int = 0
     failure: str | None = None
     _times_seen: Counter[tuple[str | None, str]] = field(default_factory=Counter)  # (label, prompt)
@@ -51,6 +55,8 @@ class Session:
     def __post_init__(self) -> None:
         self._notes = list(self.writer.info.notes)  # those that stay
         self._deadline = time.monotonic() + self.config.max_hours * 3600
+        if self.heads is not None:
+            self.heads.open()
         self._thread = threading.Thread(target=self._run, name="driftscope-production", daemon=True)
         self._thread.start()
 
@@ -82,6 +88,9 @@ class Session:
         except Exception as error:  # a full disk, a run that was removed
             self.sampler.is_open = False
             self._fail(error)
+        finally:
+            if self.heads is not None:
+                self.heads.close()
 
     def _is_idle(self) -> bool:
         """Whether every request that was sampled has come through the recorder."""
@@ -118,6 +127,7 @@ class Session:
         self._times_seen[rounds.sampled.label, name] += 1
         times = self._times_seen[rounds.sampled.label, name]
         try:
+            rounds = self._with_all_heads(rounds)
             prompt, batch = records_of(
                 rounds,
                 prompt_id=name if times == 1 else f"{name}-{times}",
@@ -136,6 +146,13 @@ class Session:
         self.num_written += 1
         self.num_sampling += rounds.request.temperature > 0
 
+    def _with_all_heads(self, rounds: RequestRounds) -> RequestRounds:
+        if self.heads is None:
+            return rounds
+        whole = joined(rounds, self.heads.take(rounds.request.request_id))
+        self.num_headless += "mass" in whole.unmeasured and "mass" not in rounds.unmeasured
+        return whole
+
     def _fail(self, error: Exception) -> None:
         self.num_failed += 1
         if self.failure is None:
@@ -145,6 +162,8 @@ class Session:
     def _save(self, more: list[str]) -> None:
         """Rounds to disk, then the counts into run.json; nothing is written while nothing happens."""
         notes = [*self._notes, *self.sentences(), *more]
+        if self.heads is not None:
+            self.heads.sweep()
         if notes != self.writer.info.notes:
             self.writer.flush()
             self.writer.amend(self.writer.info.model_copy(update={"notes": notes}))
@@ -159,6 +178,7 @@ class Session:
             ),
             "responses were too short for a round": self.num_short,
             "requests had a longer prompt than max_prompt_tokens": self.sampler.num_too_long,
+            "requests have no masses: the heads of another worker did not come": self.num_headless,
             "requests were not written: the writing thread was behind": self.num_dropped,
             "steps were not recorded: the recorder was behind": status.num_dropped_steps,
         }
@@ -167,6 +187,10 @@ class Session:
             said.append(
                 f"THE RECORDER FAILED ({status.num_failures} times) and is off; requests were answered: {status.failure}"
             )
+        said += [
+            f"THE RECORDER OF RANK {rank} FAILED and is off; requests were answered: {failure}"
+            for rank, failure in (self.heads.failures() if self.heads is not None else {}).items()
+        ]
         if self.failure is not None:
             said.append(f"WRITING FAILED ({self.num_failed} times); requests were answered: {self.failure}")
         return said

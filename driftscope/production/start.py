@@ -1,7 +1,7 @@
 """From a configuration file to a recorder inside this process's model runner, if it ever loads one.
 
 In vLLM's front end nothing more happens than that the runners' classes are wrapped; the run is made by the worker of rank 0
-once its models are loaded.
+once its models are loaded. Other tensor parallel workers record too and hand it their heads.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from probes.errors import DriftscopeError, RunError
 
 if TYPE_CHECKING:
     from driftscope.production.session import Session
+    from driftscope.production.workers import SentHeads, TakenHeads
     from driftscope.runs.info import RunInfo
     from driftscope.runs.writer import RunWriter
     from probes.checkpoint.spec import DrafterSpec
@@ -42,7 +43,7 @@ def start(path: str) -> None:
 
 
 class _Production:
-    """Holds the recorder and, in the worker that writes, the session."""
+    """Holds the recorder and where its requests go: rank 0 writes them, other tensor parallel workers send their heads."""
 
     def __init__(self, config: ProductionConfig) -> None:
         from driftscope.production.sampling import Sampler
@@ -50,6 +51,7 @@ class _Production:
 
         self.config, self.sampler = config, Sampler(config)
         self.session: Session | None = None
+        self.sent: SentHeads | None = None
         self.recording: Recording = install(
             RecorderConfig(
                 level=config.level,
@@ -57,27 +59,48 @@ class _Production:
                 decide=self.sampler.decide,
                 write=self._write,
                 on_loaded=self._loaded,
+                on_failed=self._failed,
             )
         )
 
     def _write(self, rounds: Any) -> None:
         if self.session is not None:
             self.session.write(rounds)
+        elif self.sent is not None:
+            self.sent.write(rounds)
+
+    def _failed(self, failure: str) -> None:
+        if self.sent is not None:
+            self.sent.fail(failure)
 
     def _loaded(self, runner: Any, recorder: Recorder) -> None:
         """A model runner has its models: the worker of rank 0 makes the run."""
         try:
-            if runner.vllm_config.speculative_config is None:
-                logger.error("driftscope records nothing: the server was started without --speculative-config")
-            elif runner.vllm_config.parallel_config.rank == 0:
-                self.session = self._session(runner, recorder)
-                # runs where a worker process ends in order; a killed one leaves a run that `runs recover` mends
-                Finalize(None, self._close, exitpriority=100)
-                logger.warning("driftscope records into %s", self.session.writer.path)
+            if recorder.is_ready:
+                self._begin(runner, recorder)
+            else:
+                logger.error("driftscope records nothing: %s", recorder.failure)
         except Exception:
             logger.exception("driftscope records nothing")
-        if self.session is None:
+        if self.session is None and self.sent is None:
             self.sampler.is_open = False
+
+    def _begin(self, runner: Any, recorder: Recorder) -> None:
+        from driftscope.production.workers import SentHeads, TakenHeads, heads_folder
+
+        rank, num_ranks = runner.vllm_config.parallel_config.rank, recorder.layout.num_ranks
+        folder = heads_folder(self.config.out, runner.vllm_config)
+        is_split = num_ranks > 1 and self.config.level != "counts"
+        if rank == 0:
+            note = self._learn_regions(runner)
+            heads = TakenHeads(folder=folder, num_ranks=num_ranks) if is_split else None
+            self.session = self._session(runner, note, heads)
+            logger.warning("driftscope records into %s", self.session.writer.path)
+        elif is_split:
+            self._learn_regions(runner)  # masses are by region from the start
+            self.sent = SentHeads(folder=folder, rank=rank, sampler=self.sampler)
+        # runs where a worker process ends in order; a killed one leaves a run that `runs recover` mends
+        Finalize(None, self._close, exitpriority=100)
 
     def _close(self) -> None:
         self.sampler.is_open = False
@@ -85,11 +108,23 @@ class _Production:
         if self.session is not None:
             self.session.close()
 
-    def _session(self, runner: Any, recorder: Recorder) -> Session:
+    def _learn_regions(self, runner: Any) -> str:
+        """-> a sentence for the run's notes."""
         from transformers import AutoTokenizer
 
-        from driftscope.production.session import Session, vocabulary
         from driftscope.production.turns import learn
+
+        config = runner.vllm_config.model_config
+        markers, note = learn(
+            AutoTokenizer.from_pretrained(
+                config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
+            )
+        )
+        self.sampler.regions = None if markers is None else markers.regions
+        return note
+
+    def _session(self, runner: Any, note: str, heads: TakenHeads | None) -> Session:
+        from driftscope.production.session import Session, vocabulary
         from probes.checkpoint.read import read_spec
         from probes.target import target_config
         from probes.vllm.settings import drafter_model
@@ -100,12 +135,6 @@ class _Production:
         spec = read_spec(path, target_config=target_config(model_config.model, trust_remote_code=trust))
         offsets = getattr(drafter_model(runner), "draft_id_to_target_id", None)
         offsets = None if offsets is None else offsets.detach().cpu().numpy()
-        markers, note = learn(
-            AutoTokenizer.from_pretrained(
-                model_config.tokenizer, revision=model_config.tokenizer_revision, trust_remote_code=trust
-            )
-        )
-        self.sampler.regions = None if markers is None else markers.regions
         name = Path(path).name
         return Session(
             config=self.config,
@@ -115,6 +144,7 @@ class _Production:
             in_draft_vocab=vocabulary(offsets, vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size),
             norm_output=spec.norm_output,
             status=self.recording.status,
+            heads=heads,
         )
 
 

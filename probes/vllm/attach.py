@@ -12,6 +12,13 @@ from probes.vllm.recorder import Recorder
 from probes.vllm.requests import NewRequest
 from probes.vllm.rows import RowLayout
 
+NOT_RECORDED = {
+    "pipeline_parallel_size": "the drafter is on the last stage only; use tensor parallelism alone",
+    "decode_context_parallel_size": "no worker has all keys of a request",
+    "prefill_context_parallel_size": "no worker has all keys of a request",
+}
+"""Ways of vLLM to spread a model over workers, and why an engine that uses them is not recorded."""
+
 
 def refuse_unsupported(config: Any) -> None:
     """Raises NotImplementedError for an engine (`VllmConfig`) whose drafter is not recorded."""
@@ -20,13 +27,9 @@ def refuse_unsupported(config: Any) -> None:
         raise NotImplementedError("the engine was started without speculation: give it a speculative_config")
     if speculative.method != "eagle3":
         raise NotImplementedError(f"speculative method {speculative.method!r}: only eagle3 is recorded")
-    if parallel.pipeline_parallel_size > 1:
-        raise NotImplementedError(
-            f"pipeline_parallel_size = {parallel.pipeline_parallel_size} is not recorded: use tensor parallelism alone"
-        )
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+    for name, reason in NOT_RECORDED.items():
         if getattr(parallel, name, 1) > 1:
-            raise NotImplementedError(f"{name} = {getattr(parallel, name)}: no worker has all keys of a request")
+            raise NotImplementedError(f"{name} = {getattr(parallel, name)}: {reason}")
 
 
 def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: str, device: torch.device) -> None:

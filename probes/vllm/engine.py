@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import InputError
+from probes.vllm.attach import NOT_RECORDED
 from probes.vllm.hooks import vllm_version
 from probes.vllm.ranks import joined, overall
 from probes.vllm.recorder import RecorderStatus
@@ -200,11 +201,13 @@ def _recorded(arguments: Mapping[str, Any], options: dict[str, Any]) -> dict[str
     """The engine arguments that put a recorder into every worker."""
     from probes.vllm.worker import NAME, OPTIONS_KEY
 
-    if "worker_cls" in arguments:
+    spread = [f"{name} = {arguments[name]}: {why}" for name, why in NOT_RECORDED.items() if arguments.get(name, 1) != 1]
+    own = ["a worker_cls of its own: the recorder is in one"] if "worker_cls" in arguments else []
+    for reason in spread + own:
         raise InputError(
-            "an engine with a worker_cls of its own cannot be recorded",
-            code="vllm_refuses",
-            where="[vllm] worker_cls",
-            remedy="leave it out, or use --engine live",
+            f"this engine cannot be recorded: {reason}",
+            code="not_recordable",
+            where="[vllm]",
+            remedy="leave the option out (docs/vllm.md says what is supported), or use --engine live",
         )
     return {"worker_cls": NAME, "additional_config": {**arguments.get("additional_config", {}), OPTIONS_KEY: options}}

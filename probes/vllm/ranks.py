@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.lib.recfunctions import repack_fields
 
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.requests import RequestRounds
@@ -18,11 +19,17 @@ SPLIT_COLUMNS = ("mass", "attention_entropy", "input_share_embed")
 """What no single worker knows: it has the query heads, and the rows of q, k and v, of its rank."""
 
 
+def split_columns(rows: np.ndarray) -> np.ndarray:
+    """Of a rank's `RequestRounds.rows` what `joined` needs, without any token."""
+    names = [name for name in ("start", *SPLIT_COLUMNS, "input_energy") if name in (rows.dtype.names or ())]
+    return repack_fields(rows[names])
+
+
 def joined(rounds: RequestRounds, others: Sequence[np.ndarray | None]) -> RequestRounds:
     """Rank 0's rounds with the heads of all ranks, in their order.
 
-    `others`: of each other rank its `RequestRounds.rows` of this request, None where they are missing. Heads that are
-    not all there make SPLIT_COLUMNS unmeasured in this request: a mean over half of them is not the mean.
+    `others`: of each other rank its `RequestRounds.rows` of this request (or their `split_columns`), None where they are
+    missing. Heads that are not all there make SPLIT_COLUMNS unmeasured in this request: the mean of half is not the mean.
     """
     layout = rounds.layout
     if layout.num_ranks == 1 or layout.level == "counts":
@@ -54,10 +61,11 @@ def _mismatch(rounds: RequestRounds, others: Sequence[np.ndarray | None]) -> str
     missing += range(len(others) + 1, rounds.layout.num_ranks)
     if missing:
         return f"the heads of {_ranks(missing)} are missing"
+    same = ("start", "draft_token")
     different = [
         rank
         for rank, rows in enumerate(others, start=1)
-        if rows is not None and any(not np.array_equal(rows[n], rounds.rows[n]) for n in ("start", "draft_token"))
+        if rows is not None and not all(np.array_equal(rows[n], rounds.rows[n]) for n in same if n in rows.dtype.names)
     ]
     return f"{_ranks(different)} drafted other tokens than rank 0" if different else ""
 

@@ -43,6 +43,8 @@ class RecorderConfig:
     write: Callable[[RequestRounds], None]
     # gets the model runner and its recorder, attached or failed; must not raise
     on_loaded: Callable[[Any, Recorder], None] | None = None
+    # gets the failure by which an attached recorder went off, in the recorder's own thread
+    on_failed: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -79,6 +81,11 @@ class _Step:
 class _Ended:
     request_id: str
     end: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    failure: str
 
 
 class Recorder:
@@ -133,9 +140,15 @@ class Recorder:
 
     def _fail(self, error: Exception) -> None:
         self.num_failures += 1
-        if self.failure is None:
-            self.failure = f"{type(error).__name__}: {error}"
+        if self.failure is not None:
+            return
+        self.failure = f"{type(error).__name__}: {error}"
+        if isinstance(error, NotImplementedError):
+            logger.error("driftscope's recorder is off, requests are not affected: %s", error)
+        else:
             logger.exception("driftscope's recorder failed and is off; requests are not affected")
+        if self.is_ready:
+            self.transport.post(_Failed(self.failure))
 
     def requests_changed(self, new: Iterable[NewRequest], ended: Iterable[str], preempted: Iterable[str]) -> None:
         """What the scheduler did since the last step. A preempted request comes back, as a new one or not: its record
@@ -239,6 +252,9 @@ class Recorder:
                 self._open[item.request.request_id] = item
             elif isinstance(item, _Ended):
                 self._close(item.request_id, item.end)
+            elif isinstance(item, _Failed):
+                if self.config.on_failed is not None:
+                    self.config.on_failed(item.failure)
             elif words is not None:
                 # as little as can be: this thread takes its turns from the engine's
                 for row, request_id in enumerate(item.request_ids):

@@ -63,6 +63,7 @@ def runner_settings(runner: Any) -> dict[str, object]:
         "num_speculative_tokens": speculative.num_speculative_tokens,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "drafter_tensor_parallel_size": num_head_ranks(attention),
+        "draft_tensor_parallel_size": speculative.draft_tensor_parallel_size,  # as asked for
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "quantization": config.model_config.quantization,
         "kv_cache_dtype": config.cache_config.cache_dtype,
@@ -85,6 +86,15 @@ def disagreements(effective: Mapping[str, object], spec: DrafterSpec, d2t: torch
         expected["rope_theta"] = float(theta)
     if not spec.has_own_embedding:
         expected["has_own_embedding"] = False
+    asked, real = effective["draft_tensor_parallel_size"], effective["drafter_tensor_parallel_size"]
+    if asked != real:
+        yield Finding(
+            code="engine_draft_tensor_parallel_size",
+            severity="info",
+            message=f"vLLM splits the drafter's heads over {real} workers, not over draft_tensor_parallel_size = {asked}",
+            where="draft_tensor_parallel_size",
+            remedy="what was measured is right; leave the option out",
+        )
     for name, value in expected.items():
         if effective[name] != value:
             origin = spec.origins.get(name)

@@ -124,6 +124,8 @@ class Transport:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._is_cuda:  # a thread begins on the first device, a worker may have another
+            torch.cuda.set_device(self.rows.words.device)
         while (entry := self._queue.get()) is not None:
             item, buffer, num_rows = entry
             if isinstance(item, threading.Event):

@@ -9,4 +9,5 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",  # two workers on one NUMA node: vLLM would refuse to bind them
 )
