@@ -76,7 +76,8 @@ def requests() -> list[TextRequest]:
     return text_requests(ids)
 
 
-def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
+def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Outcome:
+    """`options` are vLLM's; the counts are compared with its counters."""
     asked = requests()
     with engine(
         pair.target_path,
@@ -90,6 +91,7 @@ def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None) -> Outcome:
             "gpu_memory_utilization": 0.05,
             "kv_cache_memory_bytes": 1 << 28,
             **MODES[mode],
+            **options,
         },
     ) as running:
         texts = running.generate(asked, max_tokens=MAX_NEW_TOKENS)
