@@ -8,9 +8,10 @@ from functools import partial
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
 from driftscope_app.paired import Prompts, difference, prompts_by_condition
-from driftscope_app.scope import Condition, Scope
+from driftscope_app.scope import Condition, Scope, SelectedRun
 from driftscope_app.text import plain, tokens_label
 
+from driftscope.compare.contract import why_settings_differ
 from driftscope.figures import Cell, Estimate, difference_map, tokens_map
 from driftscope.figures.heat_map import difference_verdict
 from driftscope.stats.paired import holm
@@ -24,8 +25,6 @@ DIMENSIONS = {
 }
 NO_BASELINE = "nothing"
 COLUMN_TITLE = "context tokens"
-# What must agree between runs for a difference to mean the drafter and not the setting.
-CONTRACT = ("engine", "depth", "temperature", "acceptance_rule", "sink_slots")
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ def main() -> None:
     differences = _differences(scope, basis, by, baseline) if by != NO_BASELINE and baseline is not None else []
     _headline(scope, basis, by, baseline, differences)
     _maps(scope, basis, by, baseline, differences)
-    _warnings(scope, by)
-    _table(scope, basis, differences)
+    _warnings(scope, by, baseline)
+    _table(scope, basis, by, baseline, differences)
 
 
 def _value(condition: Condition, by: str) -> str:
@@ -95,7 +94,7 @@ def _controls(scope: Scope) -> tuple[str, str, str | None]:
 
 
 def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Difference]:
-    """Each condition that is not a baseline, with the condition that differs from it in `by` only."""
+    """Each condition that is not a baseline and may be compared, with the one that differs from it in `by` only."""
     prompts = {}
     for run in scope.runs:
         sums = aggregates.prompt_sums(run.ref.path, run.ref.version)
@@ -111,7 +110,9 @@ def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Diffe
         if _value(condition, by) == baseline:
             continue
         key = tuple(baseline if d == by else _value(condition, d) for d in DIMENSIONS)
-        pairs.append((condition, others.get(key)))
+        other = others.get(key)
+        if other is None or _why_not_compared(condition.run, other.run) is None:
+            pairs.append((condition, other))
     compared = [difference(tokens(c), tokens(b) if b is not None else {}) for c, b in pairs]
     are_sure = holm([one.p_value for one in compared])
     return [
@@ -167,7 +168,7 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
         ]
         key = f"map_{index}"
         with columns[index % len(columns)]:
-            suffix = " · baseline" if baseline is not None and not has_difference else ""
+            suffix = " · baseline" if by != NO_BASELINE and all(_value(c, by) == baseline for c in ordered) else ""
             st.subheader(plain(name) + suffix, anchor=False)
             if has_difference:
                 figure = difference_map(
@@ -207,24 +208,29 @@ def _open(chart_key: str) -> None:
         st.session_state["compare_goes_to_rounds"] = True
 
 
-def _warnings(scope: Scope, by: str) -> None:
-    if len(scope.runs) > 1 and by == "run":
-        first = scope.runs[0].info
-        for run in scope.runs[1:]:
-            differing = [n for n in CONTRACT if getattr(run.info, n) != getattr(first, n)]
-            if differing:
-                said = ", ".join(f"{n} ({getattr(first, n)} against {getattr(run.info, n)})" for n in differing)
-                st.warning(
-                    f"{plain(scope.runs[0].ref.name)} and {plain(run.ref.name)} were made with different settings: "
-                    f"{plain(said)}. A difference between them is not the drafter's alone.",
-                    icon=":material/warning:",
-                )
+def _why_not_compared(run: SelectedRun, other: SelectedRun) -> str | None:
+    """The settings that forbid a difference between two runs, as `driftscope compare` does."""
+    if run.info.depth != other.info.depth:
+        return f"K differs: {run.info.depth} against {other.info.depth}"
+    return why_settings_differ(run.info, other.info)
+
+
+def _warnings(scope: Scope, by: str, baseline: str | None) -> None:
+    pinned = next((run for run in scope.runs if by == "run" and run.ref.name == baseline), None)
+    for run in scope.runs:
+        reason = pinned and run is not pinned and _why_not_compared(run, pinned)
+        if pinned and reason:
+            st.warning(
+                f"{plain(run.ref.name)} is not compared with {plain(pinned.ref.name)}: {plain(reason)}. "
+                "The difference would be the setting's.",
+                icon=":material/warning:",
+            )
     engines = {run.info.engine for run in scope.runs}
     if len(engines) > 1:
         st.warning(f"Runs of different engines are in view: {', '.join(sorted(engines))}.", icon=":material/warning:")
 
 
-def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
+def _table(scope: Scope, basis: str, by: str, baseline: str | None, differences: list[Difference]) -> None:
     of_condition = {d.condition.key: d for d in differences}
     rows: list[dict[str, object]] = []
     for c in scope.conditions:
@@ -233,9 +239,12 @@ def _table(scope: Scope, basis: str, differences: list[Difference]) -> None:
         row |= {"drafter": s.drafter, "system prompt": s.system_prompt}
         row |= {"template": s.template} if scope.has_templates else {}
         row |= {"context": s.context_tokens, "tokens per round": e.value, "low": e.low, "high": e.high}
-        if differences:
+        if by != NO_BASELINE:
             d = of_condition.get(c.key)
-            verdict = difference_verdict(Cell(row="", column="", estimate=d.estimate)) if d else "baseline"
+            if d:
+                verdict = difference_verdict(Cell(row="", column="", estimate=d.estimate))
+            else:
+                verdict = "baseline" if _value(c, by) == baseline else "not compared"
             row |= {
                 "difference": d.estimate.value if d else None,
                 "diff. low": d.estimate.low if d else None,

@@ -265,8 +265,37 @@ def _options(asked: Asked) -> None:
     asked.add("--engine", engine)
     if temperature:
         asked.add("--temperature", f"{temperature:g}")
+        if engine != "vllm":
+            _sampling(engine, asked)
     asked.add("--device", device)
     asked.add("--dtype", dtype)
+
+
+def _sampling(engine: str, asked: Asked) -> None:
+    """Of which a temperature of 0 has none. Drafts can be drawn in the real loop only, by one drafter."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        top_k = st.number_input(
+            "Top k (0: all)", 0, 1_000_000, 0, key="probe_top_k", width=140, persist_state="session"
+        )
+        top_p = st.number_input("Top p", 0.01, 1.0, 1.0, 0.05, key="probe_top_p", width=140, persist_state="session")
+        method = "greedy"
+        if engine == "live":
+            method = st.selectbox(
+                "Drafts",
+                ["greedy", "probabilistic"],
+                key="probe_draft_sample_method",
+                width=160,
+                help="greedy: the drafter's most probable token. probabilistic: drawn from its distribution.",
+                persist_state="session",
+            )
+    if top_k:
+        asked.add("--top-k", int(top_k))
+    if top_p < 1:
+        asked.add("--top-p", f"{top_p:g}")
+    if method != "greedy":
+        asked.add("--draft-sample-method", method)
+        if asked.arguments.count("--drafter") > 1:
+            asked.problems.append("With probabilistic drafts each drafter writes its own text: give one drafter.")
 
 
 def _engines() -> list[str]:

@@ -163,7 +163,7 @@ def _run(run: Run, name: str) -> ComparedRun:
         path=str(run.path),
         status=run.status.value,
         engine=run.info.engine,
-        temperature=temperature_of(run),
+        temperature=temperature_of(run.info),
         acceptance_rule=run.info.acceptance_rule,
     )
 

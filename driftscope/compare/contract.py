@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from driftscope.compare.sides import Side
-from driftscope.runs import Run, RunStatus
+from driftscope.runs import Run, RunInfo, RunStatus
 
 IMPORT = "import"
 _UNKNOWN_TEMPERATURE = "the temperature is not known"
@@ -20,16 +20,20 @@ def why_not_comparable(first: Side, second: Side) -> str | None:
     """What forbids the comparison, both values named; None where nothing does."""
     if first.depths != second.depths:
         return f"K differs: {_listed(first.depths)} against {_listed(second.depths)}"
-    a, b = first.run, second.run
-    temperatures = [temperature_of(run) for run in (a, b)]
+    return why_settings_differ(first.run.info, second.run.info)
+
+
+def why_settings_differ(a: RunInfo, b: RunInfo) -> str | None:
+    """Settings of two runs, other than K, under which no difference is one of drafters or prompts."""
+    temperatures = [temperature_of(info) for info in (a, b)]
     if None not in temperatures and temperatures[0] != temperatures[1]:
         return f"temperature differs: {temperatures[0]:g} against {temperatures[1]:g}"
-    if IMPORT not in (a.info.engine, b.info.engine):
+    if IMPORT not in (a.engine, b.engine):
         for name, everything in (("top_k", 0), ("top_p", 1.0)):
-            ours, theirs = (getattr(run.info, name) or everything for run in (a, b))
+            ours, theirs = (getattr(info, name) or everything for info in (a, b))
             if ours != theirs:
                 return f"{name} differs: {ours:g} against {theirs:g}"
-    rules = [_acceptance_rule(run) for run in (a, b)]
+    rules = [_acceptance_rule(info) for info in (a, b)]
     if None not in rules and rules[0] != rules[1]:
         return f"the acceptance rule differs: {rules[0]!r} against {rules[1]!r}"
     return None
@@ -43,7 +47,10 @@ def notes_on(first: Side, second: Side) -> Iterator[str]:
             yield f"{name} is {run.status}: conditions may be missing or have fewer prompts than planned"
         unknown = [
             what
-            for what, value in (("temperature", temperature_of(run)), ("acceptance rule", _acceptance_rule(run)))
+            for what, value in (
+                ("temperature", temperature_of(run.info)),
+                ("acceptance rule", _acceptance_rule(run.info)),
+            )
             if value is None
         ]
         if unknown:
@@ -78,14 +85,14 @@ def _planned(a: Run, b: Run, pair: str) -> Iterator[str]:
             yield f"{pair} have different {words}: {name} {values[0]} and {values[1]}"
 
 
-def temperature_of(run: Run) -> float | None:
+def temperature_of(info: RunInfo) -> float | None:
     """The target's; None where an import does not say it."""
-    is_unknown = any(note.startswith(_UNKNOWN_TEMPERATURE) for note in run.info.notes)
-    return None if is_unknown else run.info.temperature
+    is_unknown = any(note.startswith(_UNKNOWN_TEMPERATURE) for note in info.notes)
+    return None if is_unknown else info.temperature
 
 
-def _acceptance_rule(run: Run) -> str | None:
-    return None if run.info.engine == IMPORT else run.info.acceptance_rule or None
+def _acceptance_rule(info: RunInfo) -> str | None:
+    return None if info.engine == IMPORT else info.acceptance_rule or None
 
 
 def _listed(depths: list[int]) -> str:

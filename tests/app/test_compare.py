@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,22 @@ def test_two_runs_are_compared_and_different_settings_are_named(open_app: OpenAp
     assert series == {"eagle3 · demo", "eagle3.1 · demo", "eagle3 · older", "eagle3.1 · older"}
     # the older run has other responses to the same user turns: paired by prompt
     assert "not distinguishable" in " ".join(at.dataframe[0].value["verdict"])
+
+
+def test_runs_of_other_settings_are_not_compared_and_the_reason_is_said(
+    open_app: OpenApp, tmp_path: Path, runs: Path
+) -> None:
+    for name, temperature in (("demo", 0.0), ("warm", 0.7)):
+        path = shutil.copytree(runs / "demo.drift", tmp_path / f"{name}.drift") / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": temperature}))
+    at = open_app("compare", folder=tmp_path, run=["demo", "warm"], by="run", baseline="demo")
+    [warning] = at.warning
+    said = warning.value.replace("\\", "")
+    assert said.startswith("warm is not compared with demo: temperature differs: 0.7 against 0.")
+    assert [alt.startswith("Tokens per round") for alt in charts(at)] == [True] * 4
+    table = at.dataframe[0].value
+    assert set(table["verdict"][table["run"] == "warm"]) == {"not compared"}
+    assert table["difference"][table["run"] == "warm"].isna().all()
 
 
 def test_a_row_of_the_table_leads_to_its_rounds(open_app: OpenApp) -> None:

@@ -98,6 +98,35 @@ def test_a_ready_made_system_prompt_can_be_edited(open_app: OpenApp, tmp_path: P
     assert any(word.startswith("mine-1=") for word in command(at))
 
 
+def test_sampling_is_asked_for_above_temperature_zero_and_drawn_drafts_of_the_loop(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    at = open_app("probe", folder=tmp_path)
+    assert "probe_top_k" not in [n.key for n in at.number_input]
+    at.number_input(key="probe_temperature").set_value(0.7)
+    checked(at.run())
+    assert "probe_draft_sample_method" not in [s.key for s in at.selectbox]
+    at.selectbox(key="probe_engine").set_value("live")
+    at.number_input(key="probe_top_k").set_value(20)
+    at.number_input(key="probe_top_p").set_value(0.9)
+    checked(at.run())
+    at.selectbox(key="probe_draft_sample_method").set_value("probabilistic")
+    checked(at.run())
+    words = command(at)
+    pairs = list(pairwise(words))
+    for pair in [
+        ("--temperature", "0.7"),
+        ("--top-k", "20"),
+        ("--top-p", "0.9"),
+        ("--draft-sample-method", "probabilistic"),
+    ]:
+        assert pair in pairs
+    assert "give one drafter" in texts(at)
+    at.text_area(key="probe_drafters").set_value("eagle3=demo:eagle3")
+    checked(at.run())
+    assert "give one drafter" not in texts(at)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
