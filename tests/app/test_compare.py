@@ -185,7 +185,7 @@ def test_runs_of_other_settings_are_not_compared_and_the_reason_is_said(
     [warning] = at.warning
     said = warning.value.replace("\\", "")
     assert said.startswith("warm is not compared with demo: temperature differs: 0.7 against 0.")
-    assert [alt.startswith("Tokens per round") for alt in charts(at)] == [True] * 4
+    assert not any("difference" in alt for alt in charts(at))
     table = at.dataframe[0].value
     assert set(table["verdict"][table["run"] == "warm"]) == {"not compared"}
     assert table["difference"][table["run"] == "warm"].isna().all()
