@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,8 +145,6 @@ def engine(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process: its workers can be asked
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, on a CPU
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.platforms import current_platform
 
     given = dict(options or {})
@@ -167,6 +166,15 @@ def engine(
         arguments["speculative_config"] = speculative | dict(more or {})
     if level is not None:
         arguments |= _recorded(arguments, {"level": level, "num_sink_slots": num_sink_slots})
+    with _stdout_to_stderr():
+        yield from _started(arguments, version, drafter or target, is_recorded=level is not None)
+
+
+def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded: bool) -> Iterator[Engine]:
+    """An engine while it lives."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
     llm = None
     try:
         try:
@@ -176,16 +184,16 @@ def engine(
             raise InputError(
                 f"vLLM {version} does not start: {' '.join(lines[:3])[:400] or repr(error)}",
                 code="vllm_refuses",
-                where=drafter or target,
+                where=where,
                 remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
             ) from error
-        running = Engine(llm, is_recorded=level is not None)
+        running = Engine(llm, is_recorded=is_recorded)
         status = running.status()
         if status is not None and status.failure is not None:
             raise InputError(
                 f"this engine cannot be recorded: {status.failure}",
                 code="not_recordable",
-                where=drafter or target,
+                where=where,
                 remedy="docs/vllm.md says what is supported; --engine live does without vLLM",
             )
         yield running
@@ -195,6 +203,20 @@ def engine(
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """vLLM, its workers and their libraries print to stdout, which belongs to `--json`."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _recorded(arguments: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:

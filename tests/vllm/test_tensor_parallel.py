@@ -182,7 +182,7 @@ def test_the_mean_of_all_heads_and_a_recorder_that_fails_in_one_worker(pair: Pai
         assert text.rounds.unmeasured["mass"] == "the heads of rank 1 are missing"
 
 
-def test_probe_with_two_workers(pair: Pair, tmp_path: Path) -> None:
+def test_probe_with_two_workers(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The run of `driftscope probe`: cross-check, settings and the option that vLLM does not follow."""
     prompts = tmp_path / "prompts.jsonl"
     turns = [{"messages": [{"role": "user", "content": text}]} for text in ("Why is the sky blue?", "Name a river.")]
@@ -201,6 +201,7 @@ def test_probe_with_two_workers(pair: Pair, tmp_path: Path) -> None:
         where="test",
     )
     measure(plan, tmp_path / "two.drift")
+    assert capfd.readouterr().out == ""  # vLLM and its workers print a lot
     run = read_run(tmp_path / "two.drift")
     assert verify(run.path).is_sound
     settings = run.info.drafters[0].model_extra["engine_settings"]
