@@ -27,21 +27,26 @@ _IN_CONDITION = "drafter = ? and system_prompt = ? and template = ? and context_
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Reading the run")
+def _run(path: str, version: str) -> Run:
+    """Opened once, so that summary and diagnosis share their sums."""
+    return read_run(path)
+
+
 def run_info(path: str, version: str) -> RunInfo:
     """run.json."""
-    return read_run(path).info
+    return _run(path, version).info
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Summing up the run")
 def run_summary(path: str, version: str) -> Summary:
     """Means and intervals of every condition: what `driftscope show` prints."""
-    return summarise(read_run(path))
+    return summarise(_run(path, version))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Looking for causes")
 def run_diagnosis(path: str, version: str) -> Diagnosis:
     """What `driftscope diagnose --no-interventions` says: verdicts, losses, and the interventions that were made."""
-    return diagnose(read_run(path))
+    return diagnose(_run(path, version))
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,14 @@ class MissingInterventions:
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
 def missing_interventions(path: str, version: str) -> MissingInterventions:
     """The interventions that `driftscope diagnose` would run first."""
-    run = read_run(path)
+    run = _run(path, version)
     return MissingInterventions(intervene.missing_interventions(run), intervene.why_not(run))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
 def prompt_sums(path: str, version: str) -> pa.Table:
     """One row for each drafter, condition and prompt: rounds and tokens, walk and dense; its turns, for pairing."""
-    run = read_run(path)
+    run = _run(path, version)
     sums = run.query(
         "select drafter, system_prompt, template, context_tokens, prompt_id, "
         "any_value(category) as category, coalesce(any_value(is_degenerate), false) as is_degenerate, "
@@ -81,7 +86,7 @@ def prompt_sums(path: str, version: str) -> pa.Table:
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
 def aux_sums(path: str, version: str, column: str) -> pa.Table:
     """`column` (fusion_share, fusion_energy, aux_norm) summed by prompt and position, degenerate prompts left out."""
-    return read_run(path).query(
+    return _run(path, version).query(
         f"with parts as (select drafter, system_prompt, template, context_tokens, prompt_id, unnest({column}) as value, "
         f"generate_subscripts({column}, 1) as position from rounds where {_BASIS}) "
         "select drafter, system_prompt, template, context_tokens, prompt_id, position, sum(value)::double as total, "
@@ -95,7 +100,7 @@ def head_means(path: str, version: str, condition: tuple[str, str, str, int], co
     """Mean of a column of heads by depth and layer for one condition: columns depth, layer, num_rounds, head_0, ..."""
     heads = ", ".join(f"avg({column}[{head + 1}])::double as head_{head}" for head in range(num_heads))
     return _query(
-        read_run(path),
+        _run(path, version),
         f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
         "join prompts using (system_prompt, template, context_tokens, prompt_id) "
         f"where {_IN_CONDITION} and {_BASIS} and not coalesce(is_degenerate, false) "
@@ -108,7 +113,7 @@ def head_means(path: str, version: str, condition: tuple[str, str, str, int], co
 def prompt_row(path: str, version: str, prompt: tuple[str, str, int, str]) -> dict[str, Any]:
     """The prompt's row: messages, token ids, regions, counts."""
     rows = _query(
-        read_run(path),
+        _run(path, version),
         "select * from prompts where system_prompt = ? and template = ? and context_tokens = ? and prompt_id = ?",
         prompt,
     )
@@ -119,7 +124,7 @@ def prompt_row(path: str, version: str, prompt: tuple[str, str, int, str]) -> di
 def walk_rounds(path: str, version: str, batch: tuple[str, str, str, int, str]) -> pa.Table:
     """The rounds an engine would make in one conversation, in order, with the first rejected draft of each."""
     return _query(
-        read_run(path),
+        _run(path, version),
         "with rejected as (select round_id, depth, draft_prob, draft_token, target_token, rejection_reason from depths "
         f"where {_IN_BATCH} and on_walk and layer = 0 and depth = accepted_drafts + 1 and depth <= num_drafts) "
         "select round_id, start, num_drafts, accepted_drafts, draft_prob as rejected_prob, "
@@ -132,7 +137,7 @@ def walk_rounds(path: str, version: str, batch: tuple[str, str, str, int, str]) 
 @st.cache_resource(max_entries=4 * MAX_RUNS_KEPT, show_spinner=False)
 def round_depths(path: str, version: str, round_id: int) -> pa.Table:
     """Everything recorded of one round, by depth and layer."""
-    return _query(read_run(path), "select * from depths where round_id = ? order by layer, depth", (round_id,))
+    return _query(_run(path, version), "select * from depths where round_id = ? order by layer, depth", (round_id,))
 
 
 def _query(run: Run, sql: str, parameters: tuple[Any, ...]) -> pa.Table:

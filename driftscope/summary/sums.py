@@ -7,6 +7,7 @@ of `total` over a sum of `count`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from driftscope.runs import BatchKey, Run
 from driftscope.runs.schema import MASS_COLUMNS
 from driftscope.stats.acceptance import AcceptanceCounts, acceptance_counts
 
+MAX_RUNS_KEPT = 8  # a report compares a few runs and asks for each one's sums several times
 _KEY = ", ".join(BatchKey._fields)
 _BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
 """The rounds that arrays over depth are means of: dense in a replay, the walk elsewhere."""
@@ -68,8 +70,11 @@ class BatchSums:
     fusion_share_bias: MeanParts  # [batch, 1]
 
 
+@lru_cache(maxsize=MAX_RUNS_KEPT)
 def batch_sums(run: Run) -> BatchSums:
-    """Aggregate the whole run. Raises RunError for a part that cannot be read."""
+    """Aggregate the whole run, once for each opened one: an opened run stays as it stood. Read the arrays, never change
+    them. Raises RunError for a part that cannot be read.
+    """
     batches = _columns(
         run,
         f"select {_KEY}, any_value(engine) as engine, max(num_depths) as num_depths, "
