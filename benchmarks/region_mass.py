@@ -7,7 +7,7 @@ gives no masses), transformers' eager attention with its probabilities, and "kee
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -183,7 +183,9 @@ def _random(*shape: int) -> Tensor:
 
 
 def main() -> None:
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/benchmarks")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", default="runs/benchmarks")
+    out = Path(parser.parse_args().out)
     write(out, "region_mass_decode", decode_rows(), copy_bandwidth_bytes_per_second=copy_bandwidth())
     torch.cuda.empty_cache()
     rows, baselines = replay_rows()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from probes.drafter.model import Drafter
@@ -11,7 +12,7 @@ from probes.live import LiveRounds, run_live_batch
 from probes.target import Sampler, Target, TargetTrace
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 DEPTH, MAX_NEW_TOKENS = 5, 60
 TOKENIZER: PreTrainedTokenizerFast = tiny_tokenizer()

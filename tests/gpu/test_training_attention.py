@@ -7,7 +7,7 @@ import torch
 
 from training.attention import Packing, attend_flash, attend_plain
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("num_own", [0, 1, 2, 6])

@@ -12,7 +12,7 @@ from probes.vllm import norms_triton
 from probes.vllm.masses import Boundaries, Queries, masses_of, region_codes
 from probes.vllm.masses_triton import launch, make_scratch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 # heads, kv heads, head size, slots of a block, window, dtype
 SHAPES = [
