@@ -31,7 +31,7 @@ MAX_WAITING = 256  # finished requests that wait for the thread; more are droppe
 
 @dataclass(kw_only=True)
 class Session:
-    """`status` is of the recorder: an object with `failure`, `num_failures`, `num_dropped_steps`."""
+    """`status` is of the recorder: an object with `failure`, `num_failures`, `num_dropped_steps`, `num_lost`."""
 
     config: ProductionConfig
     sampler: Sampler
@@ -95,7 +95,7 @@ class Session:
     def _is_idle(self) -> bool:
         """Whether every request that was sampled has come through the recorder."""
         status = self.status()
-        return status.failure is not None or status.num_requests == status.num_written
+        return status.failure is not None or status.num_requests == status.num_written + status.num_lost
 
     def _cap(self) -> str | None:
         """Closes the sampler where a cap is reached -> which."""
@@ -181,6 +181,7 @@ class Session:
             "requests have no masses: the heads of another worker did not come": self.num_headless,
             "requests were not written: the writing thread was behind": self.num_dropped,
             "steps were not recorded: the recorder was behind": status.num_dropped_steps,
+            "requests were not written: one of their steps was not recorded": status.num_lost,
         }
         said += [f"{count} {text}" for text, count in counts.items() if count]
         if status.failure is not None:

@@ -64,6 +64,7 @@ class RecorderStatus:
     num_written: int
     num_steps: int
     num_dropped_steps: int  # the thread was behind
+    num_lost: int  # requests that a dropped step belonged to: not written
     num_failures: int
     failure: str | None  # the first
     unmeasured: Mapping[str, str] = field(default_factory=dict)  # column -> why it is null here
@@ -84,6 +85,11 @@ class _Ended:
 
 
 @dataclass(frozen=True)
+class _Gap:
+    request_id: str
+
+
+@dataclass(frozen=True)
 class _Failed:
     failure: str
 
@@ -96,7 +102,7 @@ class Recorder:
         self.runner_name = ""
         self.attention_backend = ""
         self.unmeasured: dict[str, str] = {}
-        self.num_requests = self.num_written = self.num_steps = self.num_failures = 0
+        self.num_requests = self.num_written = self.num_lost = self.num_steps = self.num_failures = 0
         self.failure: str | None = None
         self.is_ready = False
         self._open: dict[str, OpenRequest] = {}  # the thread's
@@ -209,6 +215,10 @@ class Recorder:
             return
         self._take_slots(request_ids)
         self._buffer = self.transport.take()
+        if self._buffer is None:
+            for request_id in request_ids:
+                if request_id in self._recorded:
+                    self.transport.post(_Gap(request_id))
         self._step = _Step(list(request_ids), dict(num_drafts))
         if self._buffer is not None:
             self._buffer.clock.mark(0)
@@ -252,6 +262,9 @@ class Recorder:
                 self._open[item.request.request_id] = item
             elif isinstance(item, _Ended):
                 self._close(item.request_id, item.end)
+            elif isinstance(item, _Gap):
+                if item.request_id in self._open:
+                    self._open[item.request_id].has_gap = True
             elif isinstance(item, _Failed):
                 if self.config.on_failed is not None:
                     self.config.on_failed(item.failure)
@@ -266,7 +279,9 @@ class Recorder:
 
     def _close(self, request_id: str, end: str) -> None:
         request = self._open.pop(request_id, None)
-        if request is not None:
+        if request is not None and request.has_gap:
+            self.num_lost += 1
+        elif request is not None:
             self.config.write(request.close(end, self.layout, self.unmeasured))
             self.num_written += 1
 
@@ -297,6 +312,7 @@ class Recording:
             num_written=recorder.num_written,
             num_steps=recorder.num_steps,
             num_dropped_steps=recorder.transport.num_dropped if recorder.is_ready else 0,
+            num_lost=recorder.num_lost,
             num_failures=recorder.num_failures,
             failure=recorder.failure,
             unmeasured=dict(recorder.unmeasured),

@@ -70,6 +70,7 @@ class OpenRequest:
     request: NewRequest
     sampled: Sampled
     steps: list[Step] = field(default_factory=list)
+    has_gap: bool = False  # a step was dropped: its rounds cannot be put together
 
     def close(self, end: str, layout: RowLayout, unmeasured: Mapping[str, str]) -> RequestRounds:
         """Raises ValueError when the engine's positions do not follow from what it emitted."""

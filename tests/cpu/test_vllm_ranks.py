@@ -102,6 +102,7 @@ def test_every_ranks_failure_is_told() -> None:
         num_written=3,
         num_steps=9,
         num_dropped_steps=0,
+        num_lost=0,
         num_failures=0,
         failure=None,
     )

@@ -9,7 +9,8 @@ import torch
 from probes.record import REGIONS, RejectionReason, RoundBatch
 from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
 from probes.vllm.record import Condition, round_batch
-from probes.vllm.requests import NewRequest, OpenRequest, Sampled, Step
+from probes.vllm.recorder import Recorder, RecorderConfig
+from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled, Step
 from probes.vllm.rows import RowLayout, Rows
 
 K = 3
@@ -142,3 +143,36 @@ def test_masses_over_paged_keys_are_plain_softmax() -> None:
             expected = float(sum(p[i] for i, n in enumerate(names) if n == name))
             assert float(mass[0, 2, 0, head, index]) == pytest.approx(expected, abs=1e-6)
         assert float(entropy[0, 2, 0, head]) == pytest.approx(float(torch.special.entr(p).sum()), abs=1e-5)
+
+
+def test_a_dropped_step_loses_its_requests_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[RequestRounds] = []
+    recorder = Recorder(RecorderConfig(level="counts", write=written.append))
+    recorder.prepare(LAYOUT, num_rows=2, max_model_len=64, device=torch.device("cpu"))
+
+    def engine_step(request: str, emitted: list[int], start: int) -> None:
+        recorder.begin_step([request], {})
+        if recorder.is_recording:
+            recorder.before_writes([request])
+            recorder.rows["num_sampled"][0] = len(emitted)
+            recorder.rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
+            recorder.rows["start"][0] = start
+        recorder.send_step()
+
+    for request, is_dropped in (("a", True), ("b", False)):
+        new = NewRequest(request_id=request, prompt_token_ids=PROMPT, extra_args={}, temperature=0.0)
+        recorder.requests_changed([new], [], [])
+        engine_step(request, [20], start=3)
+        with monkeypatch.context() as patch:
+            if is_dropped:
+                patch.setattr(recorder.transport, "take", lambda: None)
+            engine_step(request, [21, 22], start=5)
+        engine_step(request, [23], start=6)
+        recorder.requests_changed([], [request], [])
+    recorder.transport.flush()
+    assert recorder.failure is None
+    assert (recorder.num_requests, recorder.num_written, recorder.num_lost) == (2, 1, 1)
+    [rounds] = written
+    assert rounds.request.request_id == "b"
+    assert rounds.rows["start"].tolist() == [3, 5, 6]
+    recorder.transport.stop()
