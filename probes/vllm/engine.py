@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from probes.checkpoint.files import name_and_revision
 from probes.errors import InputError
 from probes.vllm.attach import NOT_RECORDED
 from probes.vllm.hooks import vllm_version
@@ -150,9 +151,8 @@ def engine(
     given = dict(options or {})
     if current_platform.is_cpu():
         given = {"enforce_eager": True} | given  # compilation there needs a C++ compiler
-    speculative = {"method": "eagle3", "model": drafter, "num_speculative_tokens": depth}
     arguments: dict[str, Any] = {
-        "model": target,
+        **_model(target),
         "dtype": dtype,
         "seed": seed,  # of the engine: the CPU's sampler takes none by request beside drafts
         "disable_log_stats": False,
@@ -163,6 +163,7 @@ def engine(
     }
     more = arguments.pop("speculative_config", None)
     if drafter is not None:
+        speculative = {"method": "eagle3", **_model(drafter), "num_speculative_tokens": depth}
         arguments["speculative_config"] = speculative | dict(more or {})
     if level is not None:
         arguments |= _recorded(arguments, {"level": level, "num_sink_slots": num_sink_slots})
@@ -203,6 +204,12 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def _model(path: str) -> dict[str, str]:
+    """As vLLM takes it: a folder, or a Hub id and its revision. Raises CheckpointError for a path that is not there."""
+    name, revision = name_and_revision(path)
+    return {"model": name, **({"revision": revision} if revision else {})}
 
 
 @contextmanager

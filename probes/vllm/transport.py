@@ -19,6 +19,7 @@ import torch
 
 from probes.vllm.rows import Rows
 
+RECORDER_THREAD = "driftscope-recorder"
 PINNED_BYTES = 64 << 20
 MAX_BUFFERS, MIN_BUFFERS = 256, 8
 
@@ -76,7 +77,7 @@ class Transport:
             self._free.put(Buffer(host, Clock(words.device), copied))
         self._stream = torch.cuda.Stream(words.device) if self._is_cuda else None
         self._last: Any = None  # event of the last copy
-        self._thread = threading.Thread(target=self._run, name="driftscope-recorder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=RECORDER_THREAD, daemon=True)
         self._thread.start()
 
     def take(self) -> Buffer | None:

@@ -7,8 +7,13 @@ on the spot; each engine takes half a minute to start.
 
 from __future__ import annotations
 
+import json
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +23,9 @@ import torch
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
 from probes.record import RoundBatch
-from probes.vllm.engine import Counters, Text, TextRequest, engine
+from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.recorder import Recorder, RecorderStatus
+from probes.vllm.transport import RECORDER_THREAD
 from tests.recorded_pair import DEPTH, Pair, batch, text_of, text_requests, tiny_pair, walked
 from tests.tiny_models import VOCAB_SIZE
 
@@ -76,9 +82,9 @@ def requests() -> list[TextRequest]:
     return text_requests(ids)
 
 
-def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Outcome:
-    """`options` are vLLM's; the counts are compared with its counters."""
-    asked = requests()
+@contextmanager
+def started(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Iterator[Engine]:
+    """`options` are vLLM's."""
     with engine(
         pair.target_path,
         pair.drafter_path,
@@ -94,6 +100,13 @@ def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: 
             **options,
         },
     ) as running:
+        yield running
+
+
+def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Outcome:
+    """`options` are vLLM's; the counts are compared with its counters."""
+    asked = requests()
+    with started(pair, dtype=dtype, mode=mode, level=level, **options) as running:
         texts = running.generate(asked, max_tokens=MAX_NEW_TOKENS)
         counters = running.counters()
         status = running.status()
@@ -187,3 +200,33 @@ def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(p
     for name, value in worst.items():
         if name != "rounds":
             assert value < 0.1, f"{name}: {value}"
+
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+"""Calls of the CUDA runtime in which the host waits for the device."""
+
+
+def waits(running: Engine, folder: Path) -> tuple[Counter[str], Counters]:
+    """How often each was called outside of the recorder's own thread while all requests were answered, and the counts of
+    that time."""
+    recorder_threads = {thread.native_id for thread in threading.enumerate() if thread.name == RECORDER_THREAD}
+    before = running.counters()
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profiled:
+        running.generate(requests(), max_tokens=MAX_NEW_TOKENS)
+    folder.mkdir(exist_ok=True)
+    profiled.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    runtime = [e for e in events if e.get("cat") == "cuda_runtime" and e["tid"] not in recorder_threads]
+    assert runtime
+    return Counter(e["name"] for e in runtime if e["name"] in WAITS), running.counters() - before
+
+
+@pytest.mark.parametrize("level", ["default", "heads"])
+def test_no_step_waits_more_often_with_the_recorder(pair: Pair, level: str, tmp_path: Path) -> None:
+    found = {}
+    for name in (None, level):
+        with started(pair, dtype="bfloat16", mode="full", level=name, enable_prefix_caching=False) as running:
+            running.generate(requests(), max_tokens=MAX_NEW_TOKENS)  # what is compiled at first use waits, once
+            found[name] = waits(running, tmp_path / str(name))
+    print(f"{pair.drafter.spec.kind} level {level}: waits without and with the recorder {found}", flush=True)
+    assert found[level] == found[None]
