@@ -33,6 +33,9 @@ LOG_TAIL_BYTES = 4_000
 NOT_RUN = "interventions were not run:"
 """How `diagnose` begins its reason."""
 
+_INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""An app that a script started in the background ignores interrupts: what it starts would too, and not be cancelled."""
+
 _CODE = "import sys; from driftscope.cli import main; sys.exit(main())"
 _PROGRESS = re.compile(r"^(\d+)/(\d+) (.*)$", re.MULTILINE)
 
@@ -138,7 +141,7 @@ def _launch(
         (folder / Path(file).name).write_text(text, encoding="utf-8")
     with (folder / "output.json").open("wb") as output, (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, *arguments, "--json"],
+            [sys.executable, "-c", _INTERRUPTIBLE + _CODE, *arguments, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=log,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -203,6 +204,33 @@ def test_progress_is_read_from_the_log(tmp_path: Path, monkeypatch: pytest.Monke
     assert (state.num_done, state.num_units, state.condition) == (3, 12, "policy / default / context 0")
     probe_process.cancel(probe)
     wait_until_ended(tmp_path, "slow")
+
+
+def test_a_probe_of_an_app_that_ignores_interrupts_is_still_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from driftscope_app import probe_process
+
+    code = """
+import sys, time
+try:
+    print("0/1 begun", file=sys.stderr, flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("flushed", file=sys.stderr)
+"""
+    monkeypatch.setattr(probe_process, "_CODE", code)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in an app that a script started in the background
+    try:
+        probe = probe_process.start(tmp_path, "patient", ["probe"], {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    deadline = time.monotonic() + 20
+    while probe_process.state(probe).num_units is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    probe_process.cancel(probe)
+    assert wait_until_ended(tmp_path, "patient").status == "cancelled"  # type: ignore[attr-defined]
+    assert "flushed" in (probe.folder / "log.txt").read_text()
 
 
 def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path) -> None:

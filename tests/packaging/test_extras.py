@@ -157,6 +157,8 @@ def test_the_demo_starts_outside_the_checkout_and_leaves_a_run_when_stopped(with
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # tests that a script runs in the background ignore interrupts, and so would what they start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     run = with_demo.work / "runs" / "demo.drift"
     try:

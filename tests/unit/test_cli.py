@@ -213,7 +213,8 @@ def test_a_reader_that_closes_the_pipe(run: Path) -> None:
 
 def test_ctrl_c_in_a_real_process() -> None:
     code = """
-import sys, time, driftscope.cli, driftscope.runs
+import signal, sys, time, driftscope.cli, driftscope.runs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
 def wait(path):
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(60)
