@@ -65,7 +65,7 @@ class Probe:
 
     def write_start(self) -> None:
         """Depth 1: the slot t of each round."""
-        self.rows["start"][: self._n].copy_(self._own(self._positions))
+        self.rows.first("start", self._n).copy_(self._own(self._positions))
 
     def write_fused(self, hidden: Tensor) -> None:
         """Depth 1: what enters the layer, [token, hidden]. At later depths it is what was fed back."""
@@ -85,7 +85,7 @@ class Probe:
         if not self.has_norms:
             return
         num_rows, inner = len(rows_of), self.model.model
-        share, energy, aux_norm = (self.rows[n][:num_rows] for n in ("fusion_share", "fusion_energy", "aux_norm"))
+        share, energy, aux_norm = (self.rows.first(n, num_rows) for n in ("fusion_share", "fusion_energy", "aux_norm"))
         if self._fusion is not None:
             self._write_fusion_at_once(concat, rows_of, share, energy, aux_norm)
             return
@@ -121,7 +121,7 @@ class Probe:
 
     def _column(self, name: str, layer: int | None) -> Tensor:
         """[row, depth]"""
-        column = self.rows[name][: self._n]
+        column = self.rows.first(name, self._n)
         return column if layer is None else column[:, :, layer]
 
     def _put(self, name: str, values: Tensor, layer: int | None = None) -> None:

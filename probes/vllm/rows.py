@@ -71,6 +71,7 @@ class Rows:
         self.words = torch.zeros(num_rows, layout.dtype.itemsize // 4, dtype=torch.int32, device=device)
         floats = self.words.view(torch.float32)
         self.columns: dict[str, Tensor] = {}
+        self._first: dict[tuple[str, int], Tensor] = {}
         for name, (kind, offset) in _fields(layout.dtype).items():
             first, count = offset // 4, kind.itemsize // 4
             whole = floats if kind.base.kind == "f" else self.words
@@ -78,6 +79,13 @@ class Rows:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
+
+    def first(self, name: str, num_rows: int) -> Tensor:
+        """A column of the first rows; the view is kept, as making one costs as much as a small launch."""
+        view = self._first.get((name, num_rows))
+        if view is None:
+            view = self._first[name, num_rows] = self.columns[name][:num_rows]
+        return view
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns

@@ -1,7 +1,8 @@
 """From the device's rows to the host without ever making the engine wait: one asynchronous copy a step, one thread.
 
 On CUDA the rows go to pinned memory on a stream of their own; the engine's stream waits (on the device) for the last copy
-before a new step overwrites the rows. Where all pinned buffers are in use the step is dropped and counted. Knows nothing
+before a new step overwrites the rows. Where all pinned buffers are in use the step is dropped and counted. The thread
+takes many steps at a time: each time that it wakes, the engine's thread may have to wait for Python's lock. Knows nothing
 of vLLM.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,8 @@ from probes.vllm.rows import Rows
 RECORDER_THREAD = "driftscope-recorder"
 PINNED_BYTES = 64 << 20
 MAX_BUFFERS, MIN_BUFFERS = 256, 8
+PAUSE_SECONDS = 0.05
+"""How long the thread lets steps gather; less where half of the buffers are in use."""
 
 
 class Clock:
@@ -63,7 +67,9 @@ class Transport:
     rows: Rows
     handle: Callable[[Any, np.ndarray | None, tuple[float, float]], None]
     num_dropped: int = 0
-    _queue: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    _entries: deque = field(default_factory=deque)  # its two ends are used without a lock
+    _some: threading.Event = field(default_factory=threading.Event)  # there are entries after there were none
+    _hurry: threading.Event = field(default_factory=threading.Event)  # take them now
 
     def __post_init__(self) -> None:
         words = self.rows.words
@@ -71,6 +77,7 @@ class Transport:
         num_bytes = max(1, words.numel() * 4)
         count = min(MAX_BUFFERS, max(MIN_BUFFERS, PINNED_BYTES // num_bytes))
         self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        self._half = count // 2
         for _ in range(count):
             host = torch.empty(words.shape, dtype=words.dtype, pin_memory=self._is_cuda)
             copied = torch.cuda.Event(blocking=True) if self._is_cuda else None
@@ -108,34 +115,53 @@ class Transport:
                 target.copy_(source, non_blocking=True)
                 buffer.copied.record(self._stream)
             self._last = buffer.copied
-        self._queue.put((item, buffer, num_rows))
+        self._put((item, buffer, num_rows))
+        if self._free.qsize() < self._half:
+            self._hurry.set()
 
     def post(self, item: Any) -> None:
         """Something that needs no rows, in order with those that do."""
-        self._queue.put((item, None, 0))
+        self._put((item, None, 0))
 
     def flush(self) -> None:
         """Waits until everything sent so far was handled."""
         done = threading.Event()
         self.post(done)
+        self._hurry.set()
         done.wait()
 
     def stop(self) -> None:
-        self._queue.put(None)
+        self._put(None)
+        self._hurry.set()
         self._thread.join()
+
+    def _put(self, entry: Any) -> None:
+        self._entries.append(entry)
+        if not self._some.is_set():
+            self._some.set()
 
     def _run(self) -> None:
         if self._is_cuda:  # a thread begins on the first device, a worker may have another
             torch.cuda.set_device(self.rows.words.device)
-        while (entry := self._queue.get()) is not None:
-            item, buffer, num_rows = entry
-            if isinstance(item, threading.Event):
-                item.set()
-            elif buffer is None:
-                self.handle(item, None, (0.0, 0.0))
-            else:
-                if buffer.copied is not None:
-                    buffer.copied.synchronize()
-                words, laps = buffer.words[:num_rows].numpy().copy(), buffer.clock.laps_us()
-                self._free.put(buffer)
-                self.handle(item, words, laps)
+        while True:
+            self._some.wait()
+            self._hurry.wait(PAUSE_SECONDS)
+            self._hurry.clear()
+            self._some.clear()  # before the entries are looked at: one that comes now is taken, or wakes the thread again
+            while self._entries:
+                entry = self._entries.popleft()
+                if entry is None:
+                    return
+                self._take(*entry)
+
+    def _take(self, item: Any, buffer: Buffer | None, num_rows: int) -> None:
+        if isinstance(item, threading.Event):
+            item.set()
+        elif buffer is None:
+            self.handle(item, None, (0.0, 0.0))
+        else:
+            if buffer.copied is not None:
+                buffer.copied.synchronize()
+            words, laps = buffer.words[:num_rows].numpy().copy(), buffer.clock.laps_us()
+            self._free.put(buffer)
+            self.handle(item, words, laps)

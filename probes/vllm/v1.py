@@ -60,9 +60,9 @@ class _Hooks:
         recorder.before_writes(self.runner.input_batch.req_ids)
         is_emitted = (tokens >= 0) & ~self.runner.discard_request_mask.gpu[:num_rows, None]
         rows = recorder.rows
-        rows["start"][:num_rows] = -1  # until something is drafted
-        rows["num_sampled"][:num_rows].copy_(is_emitted.sum(dim=1))
-        rows["emitted"][:num_rows, : tokens.shape[1]].copy_(tokens)
+        rows.first("start", num_rows).fill_(-1)  # until something is drafted
+        rows.first("num_sampled", num_rows).copy_(is_emitted.sum(dim=1))
+        rows.first("emitted", num_rows)[:, : tokens.shape[1]].copy_(tokens)
         recorder.mark(1)
 
     def propose(self, original: Any) -> Any:
@@ -121,7 +121,7 @@ class _Hooks:
         self._depth += 1
 
     def _finish(self, drafts: Tensor) -> None:
-        self.recorder.rows["draft_token"][: len(drafts), : drafts.shape[1]].copy_(drafts)
+        self.recorder.rows.first("draft_token", len(drafts))[:, : drafts.shape[1]].copy_(drafts)
         if self._aux is not None and self._last_slots is not None:
             self.probe.write_fusion(self._aux, self._last_slots)
         self.recorder.mark(2)

@@ -62,8 +62,8 @@ class _Hooks:
         rows, num_rows = self.recorder.rows, input_batch.num_reqs
         self.recorder.before_writes(input_batch.req_ids)
         tokens = output.sampled_token_ids
-        rows["num_sampled"][:num_rows].copy_(num_sampled[:num_rows])
-        rows["emitted"][:num_rows, : tokens.shape[1]].copy_(tokens[:num_rows])
+        rows.first("num_sampled", num_rows).copy_(num_sampled[:num_rows])
+        rows.first("emitted", num_rows)[:, : tokens.shape[1]].copy_(tokens[:num_rows])
         self.recorder.mark(1)
 
     def propose(self, original: Any) -> Any:
@@ -85,7 +85,7 @@ class _Hooks:
         return recorded
 
     def _finish(self, num_rows: int, drafts: Tensor) -> None:
-        self.recorder.rows["draft_token"][:num_rows, : drafts.shape[1]].copy_(drafts)
+        self.recorder.rows.first("draft_token", num_rows)[:, : drafts.shape[1]].copy_(drafts)
         if self._aux is not None:
             self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
         self.recorder.mark(2)
