@@ -176,6 +176,8 @@ def main() -> None:
     for shape in arguments.shapes.split(","):
         lengths = {"Llama-3.1-8B": [2048, 8192, 32768, 131072], "SmolLM2-135M": [2048, 8192]}[shape]
         lengths = [int(n) for n in arguments.lengths.split(",")] if arguments.lengths else lengths
+        if min(lengths) <= LAST_TOKENS:
+            parser.error(f"--lengths: more than {LAST_TOKENS} tokens each, as so many are starts in one column")
         if arguments.profile:
             profile(shape, lengths[-1])
         else:
