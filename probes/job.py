@@ -6,7 +6,7 @@ Knows nothing of files of prompts or runs: inputs are given as text, records go 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from probes.attention.slots import text_regions
 from probes.conditions import Job, Progress, PromptInput, SelfCheck, cells, prompts_of
@@ -35,6 +35,7 @@ def run_job(
 ) -> SelfCheck:
     """Measures everything that is not done yet. Raises SelfCheckError when the numbers contradict themselves."""
     check = SelfCheck()
+    measurement = _Measurement(job, models.target, write_batch, check)
     num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(models.drafters)
     num_done = 0
     documents: dict[int, str | None] = {}
@@ -61,7 +62,7 @@ def run_job(
             for drafter in models.drafters:
                 todo = [(p, trace) for p, trace in batch if not is_done(drafter.name, cell.key, p.prompt_id)]
                 num_done += len(batch) - len(todo)
-                for _ in _measure(job, models.target, drafter, todo, shared, attention, write_batch, check):
+                for _ in measurement.measure(drafter, todo, shared, attention):
                     num_done += 1
                     on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
                 on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
@@ -116,88 +117,92 @@ def _num_characters(prompt: PromptInput) -> int:
     return len(prompt.token_ids or prompt.text or ()) + sum(len(str(m.get("content"))) for m in prompt.messages)
 
 
-def _measure(
-    job: Job,
-    target: Target,
-    drafter: LoadedDrafter,
-    texts: Sequence[tuple[PromptRecord, TargetTrace]],
-    shared: Shared,
-    attention: Mapping[str, TargetMasses | None],
-    write_batch: Callable[[Record], None],
-    check: SelfCheck,
-) -> Iterator[None]:
-    """A batch of prompts with one drafter, by the job's engine; yields after each prompt."""
-    replayed = [(p, trace) for p, trace in texts if job.engine == "replay" or trace.is_forced]
-    for prompt, trace in replayed:
-        if trace.num_response_tokens < 2:
-            check.num_too_short += 1
-        else:
-            batch = replay(
-                drafter.model,
-                trace,
-                prompt,
-                name=drafter.name,
-                depth=job.depth,
-                sink_slots=job.sink_slots,
-                cache=shared.slots.get(drafter.name),
-                last_tokens=job.last_tokens,
-                target_attention=attention[prompt.prompt_id],
-            )
-            check.num_ties += batch.num_ties
-            write_batch(batch)
-        yield
-    looped = [(p, trace) for p, trace in texts if job.engine != "replay" and not trace.is_forced]
-    yield from _measure_live(job, target, drafter, looped, shared, attention, write_batch, check)
+@dataclass(frozen=True)
+class _Measurement:
+    """One job while it runs: what every batch of texts is measured with."""
 
+    job: Job
+    target: Target
+    write_batch: Callable[[Record], None]
+    check: SelfCheck
 
-def _measure_live(
-    job: Job,
-    target: Target,
-    drafter: LoadedDrafter,
-    texts: Sequence[tuple[PromptRecord, TargetTrace]],
-    shared: Shared,
-    attention: Mapping[str, TargetMasses | None],
-    write_batch: Callable[[Record], None],
-    check: SelfCheck,
-) -> Iterator[None]:
-    """The texts are plain decoding's and checked to be the loop's too, or the loop's own where drafts are drawn."""
-    long_enough = [(p, trace) for p, trace in texts if trace.num_response_tokens >= 2]
-    for _ in range(len(texts) - len(long_enough)):
-        check.num_too_short += 1
-        yield
-    if not long_enough:
-        return
-    if shared.rounds:
-        lived = [(trace, shared.rounds[p.prompt_id]) for p, trace in long_enough]
-    else:
-        heads = [p.token_ids[: p.num_prompt_tokens] for p, _ in long_enough]
-        lived = run_loop(job, target, drafter, heads, [p.prompt_id for p, _ in long_enough], shared)
-        most = max(map(len, heads)) + job.max_new_tokens + job.depth + 1
-        if len(heads) > 1 and not can_batch(target, most, shared.prefix) and ONE_BY_ONE not in check.notes:
-            check.notes.append(ONE_BY_ONE)
-    for (prompt, plain), (trace, rounds) in zip(long_enough, lived, strict=True):
-        is_same = bool(shared.rounds) or compare_with_plain(
-            plain, trace, sampler_of(job), check, is_float32=job.dtype == "float32", prompt_id=prompt.prompt_id
-        )
-        if not rounds.starts:
+    def measure(
+        self,
+        drafter: LoadedDrafter,
+        texts: Sequence[tuple[PromptRecord, TargetTrace]],
+        shared: Shared,
+        attention: Mapping[str, TargetMasses | None],
+    ) -> Iterator[None]:
+        """A batch of prompts with one drafter, by the job's engine; yields after each prompt."""
+        job, check = self.job, self.check
+        replayed = [(p, trace) for p, trace in texts if job.engine == "replay" or trace.is_forced]
+        for prompt, trace in replayed:
+            if trace.num_response_tokens < 2:
+                check.num_too_short += 1
+            else:
+                batch = replay(
+                    drafter.model,
+                    trace,
+                    prompt,
+                    name=drafter.name,
+                    depth=job.depth,
+                    sink_slots=job.sink_slots,
+                    cache=shared.slots.get(drafter.name),
+                    last_tokens=job.last_tokens,
+                    target_attention=attention[prompt.prompt_id],
+                )
+                check.num_ties += batch.num_ties
+                self.write_batch(batch)
+            yield
+        looped = [(p, trace) for p, trace in texts if job.engine != "replay" and not trace.is_forced]
+        yield from self._measure_live(drafter, looped, shared, attention)
+
+    def _measure_live(
+        self,
+        drafter: LoadedDrafter,
+        texts: Sequence[tuple[PromptRecord, TargetTrace]],
+        shared: Shared,
+        attention: Mapping[str, TargetMasses | None],
+    ) -> Iterator[None]:
+        """The texts are plain decoding's and checked to be the loop's too, or the loop's own where drafts are drawn."""
+        job, target, check = self.job, self.target, self.check
+        long_enough = [(p, trace) for p, trace in texts if trace.num_response_tokens >= 2]
+        for _ in range(len(texts) - len(long_enough)):
             check.num_too_short += 1
             yield
-            continue
-        batch = record_live(
-            drafter.model,
-            trace,
-            rounds,
-            prompt,
-            name=drafter.name,
-            sink_slots=job.sink_slots,
-            target_attention=attention[prompt.prompt_id]
-            if trace is plain
-            else _attention(job, target, prompt, trace, shared),
-        )
-        check.num_ties += batch.num_ties
-        # a text that differs after a tie has its own length: the plain text's identity does not hold for it
-        write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
-        yield
+        if not long_enough:
+            return
+        if shared.rounds:
+            lived = [(trace, shared.rounds[p.prompt_id]) for p, trace in long_enough]
+        else:
+            heads = [p.token_ids[: p.num_prompt_tokens] for p, _ in long_enough]
+            lived = run_loop(job, target, drafter, heads, [p.prompt_id for p, _ in long_enough], shared)
+            most = max(map(len, heads)) + job.max_new_tokens + job.depth + 1
+            if len(heads) > 1 and not can_batch(target, most, shared.prefix) and ONE_BY_ONE not in check.notes:
+                check.notes.append(ONE_BY_ONE)
+        for (prompt, plain), (trace, rounds) in zip(long_enough, lived, strict=True):
+            is_same = bool(shared.rounds) or compare_with_plain(
+                plain, trace, sampler_of(job), check, is_float32=job.dtype == "float32", prompt_id=prompt.prompt_id
+            )
+            if not rounds.starts:
+                check.num_too_short += 1
+                yield
+                continue
+            batch = record_live(
+                drafter.model,
+                trace,
+                rounds,
+                prompt,
+                name=drafter.name,
+                sink_slots=job.sink_slots,
+                target_attention=attention[prompt.prompt_id]
+                if trace is plain
+                else _attention(job, target, prompt, trace, shared),
+            )
+            check.num_ties += batch.num_ties
+            # a text that differs after a tie has its own length: the plain text's identity does not hold for it
+            self.write_batch(batch if is_same else replace(batch, num_trimmed_tokens=None))
+            yield
 
 
 def _attention(

@@ -1,4 +1,4 @@
-"""What a prompt input is under one condition: its text rendered, or as it came; and what several have in common."""
+"""A prompt input under one condition: its text rendered, or as it came, its record, and what several have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from probes.attention.slots import text_regions
 from probes.conditions import Cell, PromptInput
-from probes.record import TEXT_REGIONS
+from probes.record import TEXT_REGIONS, PromptRecord
 from probes.rendering import Rendered, render
 
 
@@ -72,6 +73,37 @@ def response_ids(tokenizer: Any, prompt: PromptInput) -> Sequence[int]:
         return prompt.response_token_ids
     ids: list[int] = tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def prompt_record(
+    prompt: PromptInput,
+    cell: Cell,
+    head: Rendered,
+    token_ids: np.ndarray,
+    *,
+    num_response_tokens: int,
+    finish_reason: str,
+    **more: Any,
+) -> PromptRecord:
+    """The record of a whole text, `token_ids` [token], that begins with `head`; what follows the response is continuation.
+    `more`: further fields of PromptRecord."""
+    num_prompt_tokens = len(head.token_ids)
+    return PromptRecord(
+        prompt_id=prompt.prompt_id,
+        system_prompt=cell.system_prompt.name,
+        template=cell.template.name,
+        context_tokens=cell.context_tokens,
+        category=prompt.category,
+        messages=tuple(dict(m) for m in prompt.messages),
+        token_ids=token_ids.astype(np.int32),
+        region=text_regions(head.region, len(token_ids)),
+        num_prompt_tokens=num_prompt_tokens,
+        num_response_tokens=num_response_tokens,
+        num_continuation_tokens=len(token_ids) - num_prompt_tokens - num_response_tokens,
+        finish_reason=finish_reason,
+        notes=head.notes,
+        **more,
+    )
 
 
 def shared_prefix_tokens(prompts: Sequence[np.ndarray]) -> int:

@@ -401,6 +401,15 @@ def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[
         raise _not_loadable(path, error) from error
 
 
+def target_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The target's tokenizer, without loading weights."""
+    name, options = _source(path, trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # as in Target.load
+        raise _not_loadable(path, error) from error
+
+
 def _source(path: str | Path, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` is given. Raises CheckpointError for a path that is not there."""
     name, revision = name_and_revision(str(path))

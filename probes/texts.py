@@ -13,12 +13,11 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from probes.attention.slots import text_regions
 from probes.chain import SlotCache, prefill
 from probes.conditions import Cell, Job, PromptInput, prompts_of
 from probes.live import LiveRounds, run_live_batch
 from probes.models import LoadedDrafter, Models
-from probes.prompt_text import render_or_take, response_ids, shared_prefix_tokens
+from probes.prompt_text import prompt_record, render_or_take, response_ids, shared_prefix_tokens
 from probes.record import PromptRecord
 from probes.rendering import Rendered
 from probes.target import Prefix, Sampler, Target, TargetTrace
@@ -108,29 +107,21 @@ def _batches(
 
 
 def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:
-    num_tokens = len(trace.token_ids)
     agreement, mean_logprob = float("nan"), float("nan")
     if trace.is_forced and trace.num_response_tokens:
         text = trace.token_ids[trace.num_prompt_tokens :]
         agreement = float((trace.choices.best == text).float().mean())
         mean_logprob = float(trace.choices.text_logprob.mean())
-    return PromptRecord(
-        prompt_id=prompt.prompt_id,
-        system_prompt=cell.system_prompt.name,
-        template=cell.template.name,
-        context_tokens=cell.context_tokens,
-        category=prompt.category,
-        messages=tuple(dict(m) for m in prompt.messages),
-        token_ids=trace.token_ids.cpu().numpy().astype(np.int32),
-        region=text_regions(head.region, num_tokens),
-        num_prompt_tokens=trace.num_prompt_tokens,
+    return prompt_record(
+        prompt,
+        cell,
+        head,
+        trace.token_ids.cpu().numpy(),
         num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=num_tokens - trace.num_prompt_tokens - trace.num_response_tokens,
         finish_reason=trace.finish_reason,
         is_forced=trace.is_forced,
         text_agreement=agreement,
         mean_logprob=mean_logprob,
-        notes=head.notes,
     )
 
 

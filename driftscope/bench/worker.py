@@ -47,17 +47,14 @@ def work(job_file: Path) -> None:
 
 def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
     """(prompt id, token ids) under the plan's first condition; responses that came along are left out."""
-    from transformers import AutoTokenizer
-
-    from probes.checkpoint.files import name_and_revision
     from probes.conditions import cells, prompts_of
     from probes.prompt_text import render_or_take
     from probes.rendering import insert_context
+    from probes.target import target_tokenizer
 
     job, _ = plan.job()
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
-    name, revision = name_and_revision(job.target)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=job.trust_remote_code)
+    tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     cell = next(iter(cells(job)))
     length = cell.context_tokens
     document = insert_context(job.documents, length, tokenizer) if length else None

@@ -12,19 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
-from probes.attention.slots import text_regions
-from probes.checkpoint.files import name_and_revision
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells, prompts_of
 from probes.errors import InputError, SelfCheckError
-from probes.prompt_text import render_or_take
+from probes.prompt_text import prompt_record, render_or_take
 from probes.record import PromptRecord, Record, RoundBatch
 from probes.rendering import Rendered, insert_context
-from probes.target import target_config
+from probes.target import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import RecorderStatus
@@ -58,8 +55,7 @@ def load(job: Job) -> VllmModels:
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
     d2t = {name: load_tensors(job.drafters[name], spec).get("d2t") for name, spec in specs.items()}
-    name, revision = name_and_revision(job.target)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=job.trust_remote_code)
+    tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     return VllmModels(config, tokenizer, specs, d2t)
 
 
@@ -204,7 +200,14 @@ class _Work:
         return batches
 
     def _record(self, drafter: str, cell: Cell, prompt: PromptInput, head: Rendered, text: Text) -> RoundBatch | None:
-        record = _prompt_record(prompt, cell, head, text)
+        record = prompt_record(
+            prompt,
+            cell,
+            head,
+            np.concatenate([head.token_ids, np.asarray(text.token_ids, np.int32)]),
+            num_response_tokens=len(text.token_ids),
+            finish_reason=text.finish_reason,
+        )
         is_stored = self._store(record, cell)
         if text.rounds is None:
             raise SelfCheckError(
@@ -271,25 +274,6 @@ class _Work:
         rows = np.arange(spec.draft_vocab_size)
         known[rows if d2t is None else rows + d2t.numpy()] = True
         return known
-
-
-def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, text: Text) -> PromptRecord:
-    token_ids = np.concatenate([head.token_ids, np.asarray(text.token_ids, np.int32)]).astype(np.int32)
-    return PromptRecord(
-        prompt_id=prompt.prompt_id,
-        system_prompt=cell.system_prompt.name,
-        template=cell.template.name,
-        context_tokens=cell.context_tokens,
-        category=prompt.category,
-        messages=tuple(dict(m) for m in prompt.messages),
-        token_ids=token_ids,
-        region=text_regions(head.region, len(token_ids)),
-        num_prompt_tokens=len(head.token_ids),
-        num_response_tokens=len(text.token_ids),
-        num_continuation_tokens=0,
-        finish_reason=text.finish_reason,
-        notes=head.notes,
-    )
 
 
 def _compare_steps(batch: RoundBatch, text: Text, where: str) -> None:
