@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from probes.attention.slots import text_regions
 from probes.conditions import Job
@@ -15,9 +17,9 @@ from probes.models import load_models
 from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
 from probes.replay import replay
 from probes.target import Sampler, Target, TargetTrace
-from probes.vllm.engine import Text, TextRequest
+from probes.vllm.engine import Engine, Text, TextRequest, engine
 from probes.vllm.record import Condition, round_batch
-from tests.tiny_models import matched_drafter, tiny_target
+from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
 DEPTH = 5
@@ -44,6 +46,32 @@ def tiny_pair(folder: Path, *, device: str = "cpu", **flags: object) -> Pair:
         target_path=job.target,
         drafter_path=job.drafters["d"],
     )
+
+
+EXACT = ("start", "num_drafts", "accepted_drafts", "draft_token", "target_token", "accepted", "rejection_reason")
+NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_norm_attn", "branch_norm_mlp", "aux_norm")
+"""Columns of a round that are equal, and equal up to rounding, however it was measured."""
+
+
+def recorded_engine(
+    pair: Pair, level: str | None, *, dtype: str = "float32", max_num_seqs: int = 4, **options: object
+) -> AbstractContextManager[Engine]:
+    """`options` are vLLM's; level None: no recorder."""
+    return engine(
+        pair.target_path,
+        pair.drafter_path,
+        depth=DEPTH,
+        dtype=dtype,
+        level=level,
+        max_num_seqs=max_num_seqs,
+        options=options,
+    )
+
+
+def random_prompts(lengths: Sequence[int]) -> list[list[int]]:
+    """Tokens of prompts of these lengths, always the same."""
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lengths]
 
 
 def text_requests(ids: Sequence[list[int]]) -> list[TextRequest]:

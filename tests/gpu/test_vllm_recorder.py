@@ -11,7 +11,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,20 @@ import torch
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
 from probes.record import RoundBatch
-from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
+from probes.vllm.engine import Counters, Engine, Text, TextRequest
 from probes.vllm.recorder import Recorder, RecorderStatus
 from probes.vllm.transport import RECORDER_THREAD
-from tests.recorded_pair import DEPTH, Pair, batch, text_of, text_requests, tiny_pair, walked
-from tests.tiny_models import VOCAB_SIZE
+from tests.recorded_pair import (
+    DEPTH,
+    Pair,
+    batch,
+    random_prompts,
+    recorded_engine,
+    text_of,
+    text_requests,
+    tiny_pair,
+    walked,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -77,30 +86,15 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def requests() -> list[TextRequest]:
     """Of many lengths; regions change every few tokens."""
-    generator = torch.Generator().manual_seed(11)
-    ids = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in PROMPT_TOKENS]
-    return text_requests(ids)
+    return text_requests(random_prompts(PROMPT_TOKENS))
 
 
-@contextmanager
-def started(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Iterator[Engine]:
+def started(
+    pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object
+) -> AbstractContextManager[Engine]:
     """`options` are vLLM's."""
-    with engine(
-        pair.target_path,
-        pair.drafter_path,
-        depth=DEPTH,
-        dtype=dtype,
-        level=level,
-        max_num_seqs=8,
-        options={
-            "max_model_len": 256,
-            "gpu_memory_utilization": 0.05,
-            "kv_cache_memory_bytes": 1 << 28,
-            **MODES[mode],
-            **options,
-        },
-    ) as running:
-        yield running
+    common = {"max_model_len": 256, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
+    return recorded_engine(pair, level, dtype=dtype, max_num_seqs=8, **(common | MODES[mode] | options))
 
 
 def outcome(pair: Pair, *, dtype: str, mode: str, level: str | None, **options: object) -> Outcome:

@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
 import numpy as np
-import torch
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
 from probes.conditions import Job
@@ -26,6 +25,7 @@ from probes.models import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.replay import replay
 from probes.target import TIE_LOGIT_GAP, Sampler, Target, TargetTrace
+from tests.recorded_pair import random_prompts
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from tests.vllm import vllm_engine
 from training.write_checkpoint import write_checkpoint
@@ -89,8 +89,7 @@ def models(pair: Pair) -> Models:
 @pytest.fixture(scope="module")
 def prompts(pair: Pair, models: Models) -> list[list[int]]:
     if models.target.tokenizer.vocab_size == VOCAB_SIZE:
-        generator = torch.Generator().manual_seed(11)
-        return [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 9, 20, 33, 64, 65)]
+        return random_prompts((2, 9, 20, 33, 64, 65))
     template = models.target.tokenizer.apply_chat_template
     return [template(chat, add_generation_prompt=True, return_dict=False) for chat in CHATS]
 

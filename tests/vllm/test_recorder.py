@@ -7,6 +7,7 @@ too. The demo pair's run is in test_probe_vllm.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,28 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
-import torch
 
 from probes.attention.slots import SLOT_REGIONS, slot_regions, text_regions
 from probes.chain import concat_aux, prefill, step
 from probes.record import REGIONS, TEXT_REGIONS, RejectionReason, RoundBatch
-from probes.vllm.engine import Engine, Text, TextRequest, engine
+from probes.vllm.engine import Engine, Text, TextRequest
 from probes.vllm.record import DEFAULT_LEVEL_REGIONS
-from tests.recorded_pair import DEPTH, Pair, batch, text_of, text_requests, tiny_pair, walked
-from tests.tiny_models import VOCAB_SIZE
+from tests.recorded_pair import (
+    DEPTH,
+    EXACT,
+    NORMS,
+    Pair,
+    batch,
+    random_prompts,
+    recorded_engine,
+    text_of,
+    text_requests,
+    tiny_pair,
+    walked,
+)
 
 MAX_NEW_TOKENS = 40
-OPTIONS = {
-    "enforce_eager": True,
-    "max_model_len": 256,
-    "enable_prefix_caching": True,
-    "block_size": 32,
-}
+started = partial(recorded_engine, enforce_eager=True, max_model_len=256, enable_prefix_caching=True, block_size=32)
 DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle3": {},
     "eagle3.1": {"has_fc_norm": True, "norm_output": True},
@@ -45,22 +51,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def requests() -> list[TextRequest]:
     """Short and long prompts; the last two share their first 70 tokens. Regions change every few tokens."""
-    generator = torch.Generator().manual_seed(11)
-    ids = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 9, 33, 65, 120)]
+    ids = random_prompts((2, 9, 33, 65, 120))
     ids.append(ids[-1][:70] + ids[1])
     return text_requests(ids)
-
-
-def started(pair: Pair, level: str | None, **options: object) -> Any:
-    return engine(
-        pair.target_path,
-        pair.drafter_path,
-        depth=DEPTH,
-        dtype="float32",
-        level=level,
-        max_num_seqs=4,
-        options=OPTIONS | options,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +88,6 @@ def recorded(pair: Pair) -> Recorded:
     )
 
 
-EXACT = ("start", "num_drafts", "accepted_drafts", "draft_token", "target_token", "accepted", "rejection_reason")
-NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_norm_attn", "branch_norm_mlp", "aux_norm")
 SHARES = ("fusion_share", "fusion_energy", "input_share_embed", "attention_entropy")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
-import torch
 
 from driftscope.measure import measure
 from driftscope.plan import make_plan
@@ -21,33 +21,30 @@ from driftscope.runs import read_run
 from driftscope.runs.verify import verify
 from probes.errors import InputError
 from probes.record import REGIONS, RoundBatch
-from probes.vllm.engine import Engine, Text, TextRequest, engine
+from probes.vllm.engine import Engine, Text, TextRequest
 from probes.vllm.record import DEFAULT_LEVEL_REGIONS
 from probes.vllm.settings import effective_settings
-from tests.recorded_pair import DEPTH, Pair, batch, text_requests, tiny_pair
-from tests.tiny_models import VOCAB_SIZE
+from tests.recorded_pair import (
+    DEPTH,
+    EXACT,
+    NORMS,
+    Pair,
+    batch,
+    random_prompts,
+    recorded_engine,
+    text_requests,
+    tiny_pair,
+)
 
 MAX_NEW_TOKENS = 16
 OPTIONS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 256, "block_size": 32}
-NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_norm_attn", "branch_norm_mlp", "aux_norm")
-EXACT = ("start", "num_drafts", "accepted_drafts", "draft_token", "target_token", "accepted", "rejection_reason")
+
+
+started = partial(recorded_engine, **OPTIONS)
 
 
 def requests() -> list[TextRequest]:
-    generator = torch.Generator().manual_seed(11)
-    return text_requests([torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 33, 65)])
-
-
-def started(pair: Pair, level: str, **options: object) -> Any:
-    return engine(
-        pair.target_path,
-        pair.drafter_path,
-        depth=DEPTH,
-        dtype="float32",
-        level=level,
-        max_num_seqs=4,
-        options=OPTIONS | options,
-    )
+    return text_requests(random_prompts((2, 33, 65)))
 
 
 def generate(running: Engine) -> list[Text]:
