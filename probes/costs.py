@@ -7,13 +7,13 @@ target eagerly, the draft as one CUDA graph where there is a device. Knows no ac
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from probes.chain import concat_aux, prefill
+from probes.chain import SlotCache, concat_aux, prefill
 from probes.draft_loop import DraftInputs, DraftLoop
 from probes.drafter.model import Drafter
 from probes.live import Stopwatch
@@ -54,12 +54,16 @@ def measure_costs(
     text = np.random.default_rng(0).integers(0, target.config.vocab_size, max(context_tokens)).astype(np.int32)
     found: list[MeasuredCost] = []
     notes: list[str] = []
+    prefix: Prefix | None = None
+    slots: dict[str, SlotCache] = {}
     for num_tokens in sorted(set(context_tokens)):
-        prefix = target.prefill(text[:num_tokens])
+        prefix = target.prefill(text[:num_tokens], prefix=prefix)
+        ids = torch.as_tensor(prefix.token_ids, dtype=torch.int64, device=target.device)
+        slots = {name: prefill(drafter, ids, prefix.aux, cache=slots.get(name)) for name, drafter in drafters}
         for batch_size in sorted(set(batch_sizes)):
             on_status(f"measuring costs: batch {batch_size}, context {num_tokens}")
             try:
-                found += _at(target, drafters, prefix, batch_size, depth, num_repeats)
+                found += _at(target, drafters, prefix, slots, batch_size, depth, num_repeats)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 notes.append(f"costs: batch {batch_size} does not fit into memory at a context of {num_tokens} tokens")
@@ -71,6 +75,7 @@ def _at(
     target: Target,
     drafters: Sequence[tuple[str, Drafter]],
     prefix: Prefix,
+    slots: Mapping[str, SlotCache],
     batch_size: int,
     depth: int,
     num_repeats: int,
@@ -87,8 +92,8 @@ def _at(
 
     parts = {f"verify {n}": verify(n) for n in range(1, depth + 2)}
     for name, drafter in drafters:
-        parts[f"first {name}"] = _drafting(drafter, prefix, batch_size, depth, 1)
-        parts[f"all {name}"] = _drafting(drafter, prefix, batch_size, depth, depth)
+        parts[f"first {name}"] = _drafting(drafter, prefix, slots[name], batch_size, depth, 1)
+        parts[f"all {name}"] = _drafting(drafter, prefix, slots[name], batch_size, depth, depth)
     us = medians_in_turn(parts, num_repeats, target.device)
     for name, _ in drafters:
         first = us[f"first {name}"]
@@ -104,11 +109,12 @@ def _at(
         )
 
 
-def _drafting(drafter: Drafter, prefix: Prefix, batch_size: int, depth: int, num_steps: int) -> Callable[[], None]:
+def _drafting(
+    drafter: Drafter, prefix: Prefix, cache: SlotCache, batch_size: int, depth: int, num_steps: int
+) -> Callable[[], None]:
     """The first `num_steps` of a draft of `depth`, after a round that accepted every draft."""
     num_tokens = len(prefix.token_ids)
     ids = torch.as_tensor(prefix.token_ids, dtype=torch.int64, device=drafter.norm.weight.device)
-    cache = prefill(drafter, ids, prefix.aux)
     loop = DraftLoop(drafter, [cache] * batch_size, depth=num_steps, num_slots=num_tokens + 2 * depth + 2)
     last = concat_aux(drafter, prefix.aux, num_tokens - 1, num_tokens)
     inputs = DraftInputs(

@@ -58,7 +58,11 @@ def run_job(
         for batch, shared in texts_of(job, models, cell, documents[cell.context_tokens], is_measured):
             for prompt, _ in batch:
                 write_batch(prompt)
-            attention = {p.prompt_id: _attention(job, models.target, p, trace, shared) for p, trace in batch}
+            attention = {
+                p.prompt_id: _attention(job, models.target, p, trace, shared)
+                for p, trace in batch
+                if job.engine == "replay" or trace.is_forced or shared.rounds  # else the loop's own text is looked at
+            }
             for drafter in models.drafters:
                 todo = [(p, trace) for p, trace in batch if not is_done(drafter.name, cell.key, p.prompt_id)]
                 num_done += len(batch) - len(todo)
@@ -195,6 +199,7 @@ class _Measurement:
                 prompt,
                 name=drafter.name,
                 sink_slots=job.sink_slots,
+                cache=shared.slots.get(drafter.name),
                 target_attention=attention[prompt.prompt_id]
                 if trace is plain
                 else _attention(job, target, prompt, trace, shared),

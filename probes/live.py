@@ -32,8 +32,6 @@ from probes.target_rows import TargetRows, can_shift
 from probes.trace import TIE_LOGIT_GAP
 from probes.verification import DRAFT_STREAM, Verified, by_equality, by_rejection
 
-DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
-
 
 @dataclass
 class LiveRounds:
@@ -209,8 +207,7 @@ class _Loop:
         accepted = self._advance(alive, logits, draft_row, verified)
         self.alive = [r for r in alive if self.start[r] < self.end[r] - 2]
         going_on = [place for place, r in enumerate(alive) if r in self.alive]
-        if len(going_on) < len(alive):
-            self.rows.keep(going_on)
+        self.rows.keep(going_on)
         if going_on:
             self.rows.roll_back([depth - accepted[place] for place in going_on])
         self.clock.mark()
@@ -300,16 +297,18 @@ def record_live(
     *,
     name: str,
     sink_slots: int = 1,
+    cache: SlotCache | None = None,
     target_attention: TargetMasses | None = None,
 ) -> RoundBatch:
-    """The rounds' record: each depth computed again on the states that the loop left, with what it drafted.
+    """The rounds' record: each depth computed again on the states that the loop left, with what it drafted. `cache`: the
+    drafter's slots of the text's beginning.
 
     Raises SelfCheckError in float32 when a greedy draft is not what the drafter drafts here.
     """
     depth, device = len(rounds.drafts[0]), trace.token_ids.device
     region = text_regions(prompt.region[: trace.num_prompt_tokens], len(trace.token_ids))
     regions = slot_regions(region, sink_slots=sink_slots, device=device)
-    cache = prefill(drafter, trace.token_ids, trace.aux)
+    cache = prefill(drafter, trace.token_ids, trace.aux, cache=cache)
     every_start, every_row = np.asarray(rounds.starts), torch.stack(rounds.drafts)
     least_gaps: list[Tensor] = []
 

@@ -5,7 +5,7 @@ Shared by replay and live, which differ only in where the chains start. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,13 +90,6 @@ class Drafted:
     def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
         columns = {name: value[rows] for name, value in self.columns.items()}
         return Drafted(*(getattr(self, name)[rows] for name in _DRAFTED), columns)
-
-    @staticmethod
-    def concat(parts: Sequence[Drafted]) -> Drafted:
-        return Drafted(
-            *(torch.cat([getattr(p, name) for p in parts]) for name in _DRAFTED),
-            {name: torch.cat([p.columns[name] for p in parts]) for name in parts[0].columns},
-        )
 
 
 _DRAFTED = ("row", "token", "logits", "lse", "logit_gap")

@@ -98,7 +98,9 @@ class TargetRows:
                 layer.values = layer.values.gather(2, source.expand_as(layer.values))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these texts go on."""
+        """Only these texts, in order, go on."""
+        if len(rows) == len(self.num_tokens):
+            return
         self._cache.batch_select_indices(self._tensor(rows))
         self.num_tokens = [self.num_tokens[row] for row in rows]
 

@@ -157,7 +157,8 @@ def _advice(
         np.array([getattr(p, name)[:depth] for p in prompts]).reshape(len(prompts), depth).T  # [depth, prompt]
         for name in ("num_rounds", "num_tokens", "num_accepted_at", "num_drafted_at")
     )
-    depths = _depths(tokens, rounds, costs) if prompts else []
+    intervals = ratio_intervals(tokens, rounds) if prompts else []
+    depths = _depths(tokens, rounds, intervals, costs) if prompts else []
     best, as_good = _best(tokens, rounds, depths, costs)
     recommendation = _recommendation(depths, best)
     is_measured = costs is not None and costs.source != "given" and timed is not None and not uses_table
@@ -181,7 +182,7 @@ def _advice(
             recommendation, best, as_good, depths, is_plain_known=uses_table or given.plain_us is not None
         ),
         depths=depths,
-        batches=[_batch(tokens, rounds, cost) for cost in table],
+        batches=[_batch(tokens, rounds, intervals, cost) for cost in table],
     )
 
 
@@ -196,11 +197,11 @@ def _stored(costs: RoundCosts, num_timed_rounds: int | None = None) -> Costs:
     )
 
 
-def _batch(tokens: np.ndarray, rounds: np.ndarray, cost: Cost) -> BatchAdvice:
+def _batch(tokens: np.ndarray, rounds: np.ndarray, intervals: Sequence[Interval], cost: Cost) -> BatchAdvice:
     """Acceptance does not depend on the batch, costs do. `tokens`, `rounds` [depth, prompt]."""
     costs = measured_costs(cost)
-    depths = _depths(tokens, rounds, costs)
-    best, _ = _best(tokens, rounds, depths, costs)
+    depths = _depths(tokens, rounds, intervals, costs)
+    best = _fastest(depths)
     assert best is not None
     return BatchAdvice(
         batch_size=cost.batch_size,
@@ -212,10 +213,11 @@ def _batch(tokens: np.ndarray, rounds: np.ndarray, cost: Cost) -> BatchAdvice:
     )
 
 
-def _depths(tokens: np.ndarray, rounds: np.ndarray, costs: RoundCosts | None) -> list[DepthAdvice]:
-    """`tokens`, `rounds` [depth, prompt]."""
+def _depths(
+    tokens: np.ndarray, rounds: np.ndarray, intervals: Sequence[Interval], costs: RoundCosts | None
+) -> list[DepthAdvice]:
+    """`tokens`, `rounds` [depth, prompt]; `intervals` [depth], of their ratio."""
     mean = tokens.sum(axis=1) / rounds.sum(axis=1)
-    intervals = ratio_intervals(tokens, rounds)
     advice: list[DepthAdvice] = []
     before, speed_before = 1.0, 1.0  # of K - 1: tokens of a round, and speed-up
     for k, (value, interval) in enumerate(zip(mean.tolist(), intervals, strict=True), start=1):
@@ -260,12 +262,11 @@ def _best(
     tokens: np.ndarray, rounds: np.ndarray, depths: list[DepthAdvice], costs: RoundCosts | None
 ) -> tuple[DepthAdvice | None, list[int]]:
     """The fastest depth, and all that are not surely slower: paired over prompts."""
-    timed = [d for d in depths if d.speedup is not None]
-    if not timed or costs is None:
+    best = _fastest(depths)
+    if best is None or costs is None:
         return None, []
-    best = max(timed, key=lambda d: d.speedup or 0.0)
     as_good = []
-    for other in timed:
+    for other in (d for d in depths if d.speedup is not None):
         b, o = best.depth, other.depth
         difference = paired_difference(
             tokens[b - 1] / costs.round_us(b), rounds[b - 1], tokens[o - 1] / costs.round_us(o), rounds[o - 1]
@@ -273,6 +274,10 @@ def _best(
         if o == b or not difference.is_above_zero:
             as_good.append(o)
     return best, as_good
+
+
+def _fastest(depths: list[DepthAdvice]) -> DepthAdvice | None:
+    return max((d for d in depths if d.speedup is not None), key=lambda d: d.speedup or 0.0, default=None)
 
 
 def _recommendation(depths: list[DepthAdvice], best: DepthAdvice | None) -> Recommendation:

@@ -41,7 +41,7 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
     said: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="driftscope-bench-") as folder:
         for group in groups:
-            with _workers(group, plan, options, len(group), Path(folder), on_status) as workers:
+            with _workers(group, plan, options, Path(folder), on_status) as workers:
                 said = workers[0].said
                 samples += _interleaved(workers, options, on_status)
     machine = Machine(
@@ -134,12 +134,11 @@ def _workers(
     variants: Sequence[Variant],
     plan: Plan,
     options: BenchOptions,
-    num_at_once: int,
     folder: Path,
     on_status: Callable[[str], None],
 ) -> Iterator[list[_Worker]]:
     """Started one after the other: an engine measures what memory is left."""
-    share = options.gpu_memory_utilization or round(GPU_MEMORY_SHARE / num_at_once, 3)
+    share = options.gpu_memory_utilization or round(GPU_MEMORY_SHARE / len(variants), 3)
     engine_options = {
         "enable_prefix_caching": False,  # a repetition is the same work again
         "max_num_seqs": max(options.concurrency),

@@ -15,13 +15,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.bench.models import NO_DRAFTER, Variant
 from driftscope.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from probes.conditions import Job
+    from probes.vllm.engine import Engine
 
 
 def work(job_file: Path) -> None:
@@ -29,8 +33,9 @@ def work(job_file: Path) -> None:
     os.dup2(2, 1)  # vLLM and its children print to stdout
     given = json.loads(job_file.read_text())
     plan, variant = make_plan(given["plan"], where="bench"), Variant(**given["variant"])
-    prompts = prompts_of_plan(plan)
-    with _engine(plan, variant, given["options"]) as running:
+    job, _ = plan.job()
+    prompts = prompts_of_job(job)
+    with _engine(job, variant, given["options"]) as running:
         _say(answers, {"prompt_ids": [name for name, _ in prompts], "machine": _machine()})
         for line in sys.stdin:
             load = json.loads(line)
@@ -45,14 +50,13 @@ def work(job_file: Path) -> None:
             _say(answers, answer)
 
 
-def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
-    """(prompt id, token ids) under the plan's first condition; responses that came along are left out."""
+def prompts_of_job(job: Job) -> list[tuple[str, list[int]]]:
+    """(prompt id, token ids) under the first condition; responses that came along are left out."""
     from probes.conditions import cells, prompts_of
     from probes.prompt_text import render_or_take
     from probes.rendering import insert_context
     from probes.target import target_tokenizer
 
-    job, _ = plan.job()
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
     tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     cell = next(iter(cells(job)))
@@ -63,12 +67,10 @@ def prompts_of_plan(plan: Plan) -> list[tuple[str, list[int]]]:
     ]
 
 
-@contextmanager
-def _engine(plan: Plan, variant: Variant, options: dict[str, Any]) -> Any:
+def _engine(job: Job, variant: Variant, options: dict[str, Any]) -> AbstractContextManager[Engine]:
     from probes.vllm.engine import engine
 
-    job, _ = plan.job()
-    with engine(
+    return engine(
         job.target,
         None if variant.drafter == NO_DRAFTER else job.drafters[variant.drafter],
         depth=job.depth,
@@ -76,8 +78,7 @@ def _engine(plan: Plan, variant: Variant, options: dict[str, Any]) -> Any:
         level=None if variant.recording == "off" else variant.recording,
         trust_remote_code=job.trust_remote_code,
         options=options,
-    ) as running:
-        yield running
+    )
 
 
 def _measure(

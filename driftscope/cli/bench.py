@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from driftscope.cli.console import Json, print_json
-from driftscope.cli.probe import named_paths, numbers
+from driftscope.cli.probe import named_paths, need_models, numbers
 from probes.errors import InputError
 
 
@@ -78,16 +78,8 @@ def bench(
     }
     options: dict[str, Any] = {} if plan is None else read_plan(plan)
     options |= {name: value for name, value in given.items() if value is not None}
-    for name, flag in (("target", "--target"), ("drafter", "--drafter NAME=PATH")):
-        if name not in options:
-            raise InputError(
-                f"no {name} was given",
-                code="option_missing",
-                where=str(plan or "driftscope bench"),
-                remedy=f"add {flag} (the built-in ones are called demo)",
-            )
+    need_models(options, where=str(plan or "driftscope bench"))
     checked = make_plan(options | {"engine": "vllm"}, where="command line" if plan is None else str(plan))
-    checked.job()  # unreadable prompts are said before an engine starts
     try:
         asked = BenchOptions(
             concurrency=numbers(concurrency, "--concurrency", "1,4,16"),

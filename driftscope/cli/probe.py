@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,15 +147,20 @@ def probe(
         "trust_remote_code": trust_remote_code,
     }
     options |= {name: value for name, value in asked.items() if value is not None}
+    need_models(options, where=str(plan or "driftscope probe"))
+    make_run(make_plan(options, where=str(plan or "options")), out, resume=resume, overwrite=overwrite, as_json=json)
+
+
+def need_models(options: Mapping[str, Any], *, where: str) -> None:
+    """Raises InputError for a plan without a target or a drafter."""
     for name, flag in (("target", "--target"), ("drafter", "--drafter NAME=PATH")):
         if name not in options:
             raise InputError(
                 f"no {name} was given",
                 code="option_missing",
-                where=str(plan or "driftscope probe"),
+                where=where,
                 remedy=f"add {flag} (the built-in ones are called demo)",
             )
-    make_run(make_plan(options, where=str(plan or "options")), out, resume=resume, overwrite=overwrite, as_json=json)
 
 
 def named_paths(values: list[str] | None, flag: str, built_in: tuple[str, ...]) -> dict[str, str | None] | None:

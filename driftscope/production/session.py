@@ -195,11 +195,3 @@ class Session:
         if self.failure is not None:
             said.append(f"WRITING FAILED ({self.num_failed} times); requests were answered: {self.failure}")
         return said
-
-
-def vocabulary(offsets: np.ndarray | None, *, vocab_size: int, draft_vocab_size: int) -> np.ndarray:
-    """bool [vocab]: what the drafter can say. `offsets` int [draft row]: target id - row (d2t); None without a map."""
-    known = np.zeros(vocab_size, bool)
-    rows = np.arange(draft_vocab_size)
-    known[rows if offsets is None else rows + offsets] = True
-    return known

@@ -124,9 +124,10 @@ class _Production:
         return note
 
     def _session(self, runner: Any, note: str, heads: TakenHeads | None) -> Session:
-        from driftscope.production.session import Session, vocabulary
+        from driftscope.production.session import Session
         from probes.checkpoint.read import read_spec
         from probes.target import target_config
+        from probes.vllm.record import vocabulary
         from probes.vllm.settings import drafter_model
 
         model_config = runner.vllm_config.model_config
@@ -205,8 +206,8 @@ def _run_info(
             python_version=platform.python_version(),
             platform=platform.platform(),
             packages={name: version(name) for name in PACKAGES} | {"vllm": vllm_version()},
-            device=str(runner.device),
-            gpu_name=torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else None,
+            device=str(settings["device"]),
+            gpu_name=settings["gpu_name"],
             dtype=str(settings["dtype"]),
             attention_backend=str(settings["attention_backend"]),
             cuda_graph_mode=f"{settings['cuda_graph_mode']}, compilation {settings['compilation_mode']}",

@@ -23,7 +23,7 @@ from probes.record import PromptRecord, Record, RoundBatch
 from probes.rendering import Rendered, insert_context
 from probes.target import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
-from probes.vllm.record import Condition, round_batch
+from probes.vllm.record import Condition, round_batch, vocabulary
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.settings import disagreements, effective_settings
 
@@ -219,6 +219,7 @@ class _Work:
         if record.num_response_tokens < 2:
             self.check.num_too_short += 1
             return None
+        spec, d2t = self.models.specs[drafter], self.models.d2t[drafter]
         batch = round_batch(
             text.rounds,
             Condition(
@@ -229,8 +230,10 @@ class _Work:
                 context_tokens=cell.context_tokens,
             ),
             num_tokens=record.num_prompt_tokens + record.num_response_tokens,
-            in_draft_vocab=self._in_draft_vocab(drafter),
-            norm_output=self.models.specs[drafter].norm_output,
+            in_draft_vocab=vocabulary(
+                None if d2t is None else d2t.numpy(), vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size
+            ),
+            norm_output=spec.norm_output,
         )
         _compare_steps(batch, text, f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}")
         # the identity of a walk and its response holds only beside the stored text
@@ -267,13 +270,6 @@ class _Work:
                 where=where,
                 remedy="lower --context-tokens or --max-new-tokens, or raise max_model_len in [vllm]",
             )
-
-    def _in_draft_vocab(self, drafter: str) -> np.ndarray:
-        spec, d2t = self.models.specs[drafter], self.models.d2t[drafter]
-        known = np.zeros(spec.vocab_size, bool)
-        rows = np.arange(spec.draft_vocab_size)
-        known[rows if d2t is None else rows + d2t.numpy()] = True
-        return known
 
 
 def _compare_steps(batch: RoundBatch, text: Text, where: str) -> None:

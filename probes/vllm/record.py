@@ -119,3 +119,11 @@ def _measured(rounds: RequestRounds, norm_output: bool) -> dict:
         columns["mass"] = {name: rows["mass"][..., REGIONS.index(name)].copy() for name in names}
         columns["attention_entropy"] = rows["attention_entropy"].copy()
     return columns
+
+
+def vocabulary(offsets: np.ndarray | None, *, vocab_size: int, draft_vocab_size: int) -> np.ndarray:
+    """bool [vocab]: what the drafter can say. `offsets` int [draft row]: target id - row (d2t); None without a map."""
+    known = np.zeros(vocab_size, bool)
+    rows = np.arange(draft_vocab_size)
+    known[rows if offsets is None else rows + offsets] = True
+    return known

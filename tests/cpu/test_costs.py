@@ -42,7 +42,7 @@ def test_a_batch_that_does_not_fit_ends_its_context(
     measure = costs_module._at
 
     def full(*args: object) -> object:
-        if args[3] == 8:  # the batch size
+        if args[4] == 8:  # the batch size
             raise torch.OutOfMemoryError("full")
         return measure(*args)  # type: ignore[arg-type]
 

@@ -12,9 +12,10 @@ import pytest
 from driftscope.production.config import ProductionConfig, read_config
 from driftscope.production.records import response_end
 from driftscope.production.sampling import OTHER, UNLABELLED, Sampler
-from driftscope.production.session import Session, vocabulary
+from driftscope.production.session import Session
 from driftscope.runs import DrafterInfo, Run, RunInfo, RunStatus, RunWriter, read_run
 from driftscope.runs.verify import verify
+from probes.vllm.record import vocabulary
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout
 
