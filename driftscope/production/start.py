@@ -131,12 +131,12 @@ class _Production:
         from probes.vllm.settings import drafter_model
 
         model_config = runner.vllm_config.model_config
-        path = runner.vllm_config.speculative_config.draft_model_config.model
-        trust = model_config.trust_remote_code
-        spec = read_spec(path, target_config=target_config(model_config.model, trust_remote_code=trust))
+        draft_config = runner.vllm_config.speculative_config.draft_model_config
+        path, trust = _source(draft_config), model_config.trust_remote_code
+        spec = read_spec(path, target_config=target_config(_source(model_config), trust_remote_code=trust))
         offsets = getattr(drafter_model(runner), "draft_id_to_target_id", None)
         offsets = None if offsets is None else offsets.detach().cpu().numpy()
-        name = Path(path).name
+        name = Path(draft_config.model).name
         return Session(
             config=self.config,
             sampler=self.sampler,
@@ -147,6 +147,12 @@ class _Production:
             status=self.recording.status,
             heads=heads,
         )
+
+
+def _source(config: Any) -> str:
+    """A folder, or a Hub id with the revision that vLLM (`ModelConfig`) loaded."""
+    is_local = config.revision is None or Path(config.model).is_dir()
+    return str(config.model) if is_local else f"{config.model}@{config.revision}"
 
 
 def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
@@ -194,7 +200,7 @@ def _run_info(
         plan=config.model_dump(mode="json"),
         target=TargetInfo(
             name=model,
-            path=model,
+            path=_source(runner.vllm_config.model_config),
             model_type=text_config.model_type,
             num_layers=text_config.num_hidden_layers,
             hidden_size=text_config.hidden_size,
