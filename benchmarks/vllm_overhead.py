@@ -2,9 +2,10 @@
 
 python -m benchmarks.vllm_overhead OUT [--variants counts,default,heads,eager,dump] [--pairs 20]
 
-One process for each engine on the same GPU, so that all stay warm; a pair is one measurement of stock and one of the
-variant, in alternating order. The time of a round is the wall time of a batch over its rounds, counted by vLLM itself;
-drafts are accepted by chance (`rejection_sample_method="synthetic"`), which changes the number of rounds, not their cost.
+One engine for each variant on the same GPU, so that all stay warm, each in a process of its own beside the one that gives
+it requests, as `vllm serve` has it; a pair is one measurement of stock and one of the variant, in alternating order. The
+time of a round is the wall time of a batch over its rounds, counted by vLLM itself; drafts are accepted by chance
+(`rejection_sample_method="synthetic"`), which changes the number of rounds, not their cost.
 Baselines: `eager` is stock without graphs and compilation, `dump` copies the drafter's queries and keys to the host at
 every step (in eager mode, as tools do that look into vLLM) and leaves the softmax for later.
 """
@@ -107,11 +108,17 @@ def work(variant: str, folder: Path) -> None:
     }
     level = variant if variant in LEVELS else None
     with engine(
-        target, drafter, depth=DEPTH, dtype="bfloat16", level=level, max_num_seqs=MAX_NUM_SEQS, options=options
+        target,
+        drafter,
+        depth=DEPTH,
+        dtype="bfloat16",
+        level=level,
+        max_num_seqs=MAX_NUM_SEQS,
+        options=options,
+        in_process=False,
     ) as running:
-        dump: list = []
         if variant == "dump":
-            dump_queries_and_keys(running.llm, dump)
+            running.llm.collective_rpc(dump_queries_and_keys)
         print(json.dumps(effective_settings(running.llm)), file=answers, flush=True)
         for line in sys.stdin:
             load = Load(**json.loads(line))
@@ -134,8 +141,7 @@ def work(variant: str, folder: Path) -> None:
             rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
             running.take()
             status = running.status()
-            num_dumped = sum(q.numel() + k.numel() for q, k in dump)
-            dump.clear()
+            [num_dumped] = running.llm.collective_rpc(take_dumped) if variant == "dump" else [0]
             answer = {
                 "seconds": seconds,
                 "rounds": rounds,
@@ -145,12 +151,13 @@ def work(variant: str, folder: Path) -> None:
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def dump_queries_and_keys(llm: Any, kept: list) -> None:
-    """After each attention of the drafter its queries and all of its keys go to the host."""
+def dump_queries_and_keys(worker: Any) -> None:
+    """From now on, after each attention of the drafter its queries and all of its keys go to the host."""
     from probes.vllm.probe import key_view
-    from probes.vllm.settings import drafter_model, model_runner
+    from probes.vllm.settings import drafter_model
 
-    for layer in drafter_model(model_runner(llm)).model.layers:
+    kept = worker.dumped = []
+    for layer in drafter_model(worker.model_runner).model.layers:
         attention = layer.self_attn.attn
         _, keys_of = key_view(attention)
         forward = attention.impl.forward
@@ -166,6 +173,13 @@ def dump_queries_and_keys(llm: Any, kept: list) -> None:
             return result
 
         attention.impl.forward = dumping
+
+
+def take_dumped(worker: Any) -> int:
+    """How many elements were dumped since the last call."""
+    count = sum(q.numel() + k.numel() for q, k in worker.dumped)
+    worker.dumped.clear()
+    return count
 
 
 # the parent: who is measured when

@@ -54,7 +54,13 @@ NORMS = ("hidden_in_norm", "hidden_out_norm", "hidden_feedback_norm", "branch_no
 
 
 def recorded_engine(
-    pair: Pair, level: str | None, *, dtype: str = "float32", max_num_seqs: int = 4, **options: object
+    pair: Pair,
+    level: str | None,
+    *,
+    dtype: str = "float32",
+    max_num_seqs: int = 4,
+    in_process: bool = True,
+    **options: object,
 ) -> AbstractContextManager[Engine]:
     """`options` are vLLM's; level None: no recorder."""
     return engine(
@@ -65,6 +71,7 @@ def recorded_engine(
         level=level,
         max_num_seqs=max_num_seqs,
         options=options,
+        in_process=in_process,
     )
 
 

@@ -1,12 +1,14 @@
-"""A vLLM engine in this process, with a recorder in each of its workers: built from options, asked for texts, taken down.
+"""A vLLM engine with a recorder in each of its workers: built from options, asked for texts, taken down.
 
-With one worker that is in this process too; tensor parallel workers are processes of their own.
+The engine is in this process, or in one of its own as `vllm serve` has it (`in_process=False`); one worker is in the
+engine's process, tensor parallel workers are processes of their own.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,18 +65,22 @@ class Engine:
 
     def status(self) -> RecorderStatus | None:
         """Of the recorders of all workers; None where nothing records."""
-        return overall(self.llm.collective_rpc("driftscope_status")) if self.is_recorded else None
+        return overall(self._asked("driftscope_status")) if self.is_recorded else None
 
     def take(self) -> dict[str, RequestRounds]:
         """Label -> what was recorded since the last call, with the heads of all workers."""
         if not self.is_recorded:
             return {}
-        first, *others = self.llm.collective_rpc("driftscope_take")
+        first, *others = self._asked("driftscope_take")
         rows_of = [{rounds.request.request_id: rounds.rows for rounds in taken} for taken in others]
         return {
             rounds.sampled.label or "": joined(rounds, [rows.get(rounds.request.request_id) for rows in rows_of])
             for rounds in first
         }
+
+    def _asked(self, method: str) -> list[Any]:
+        """What each worker answers, in rank order (RecordedWorker)."""
+        return [pickle.loads(answer) for answer in self.llm.collective_rpc(method)]
 
     def generate(self, requests: Sequence[TextRequest], *, max_tokens: int, temperature: float = 0.0) -> list[Text]:
         """All of them at once; one text for each, in order."""
@@ -136,6 +142,7 @@ def engine(
     seed: int = 0,
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
+    in_process: bool = True,
 ) -> Iterator[Engine]:
     """An engine with this drafter, or without speculation. `options` are vLLM's own engine arguments and win; `level`
     None: no recorder.
@@ -143,7 +150,10 @@ def engine(
     Raises InputError where vLLM refuses the options or the models.
     """
     version = vllm_version()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process: its workers can be asked
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    if not in_process:
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # our functions are called in our own child process
+        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # threads do not survive a fork
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, on a CPU
     from vllm.platforms import current_platform

@@ -18,6 +18,7 @@ NUM_CODES = 16  # REGIONS, padded to what a matrix product wants
 PARTIAL = NUM_CODES + 2  # sums by region, then the maximum and the sum of probability * logit
 NUM_SPLITS = 16
 BLOCK = 64
+MERGED_HEADS = 32  # at a time
 
 
 def scratch_elements(num_rows: int, num_heads: int) -> int:
@@ -95,8 +96,10 @@ def launch(
         num_heads,
         SPLITS=NUM_SPLITS,
         CODES=NUM_CODES,
+        HEADS=min(MERGED_HEADS, triton.next_power_of_2(num_heads)),
         NUM_REGIONS=len(REGIONS),
         IS_MEAN=mass.shape[3] == 1,
+        num_warps=8,
     )
 
 
@@ -221,6 +224,7 @@ def _merge(
     num_heads,
     SPLITS: tl.constexpr,  # noqa: N803
     CODES: tl.constexpr,  # noqa: N803
+    HEADS: tl.constexpr,  # noqa: N803
     NUM_REGIONS: tl.constexpr,  # noqa: N803
     IS_MEAN: tl.constexpr,  # noqa: N803
 ):
@@ -232,20 +236,26 @@ def _merge(
     entropy_at = entropy_ptr + row * entropy_row_stride + step * entropy_depth_stride
     mean = tl.zeros([CODES], tl.float32)
     mean_entropy = 0.0
-    for head in range(num_heads):
-        place = partial_ptr + ((row * num_heads + head) * SPLITS + splits) * (CODES + 2)
-        top = tl.load(place + CODES)
-        weight = tl.exp(top - tl.max(top, axis=0))
-        sums = tl.sum(tl.load(place[:, None] + codes[None, :]) * weight[:, None], axis=0)
-        total = tl.sum(sums, axis=0)
-        logit_mean = tl.sum(tl.load(place + CODES + 1) * weight, axis=0) / total
-        entropy = tl.maximum(tl.max(top, axis=0) + tl.log(total) - logit_mean, 0.0)
+    for first in range(0, num_heads, HEADS):  # many heads at a time: one head's loads take as long as all of theirs
+        heads = first + tl.arange(0, HEADS)
+        is_head = heads < num_heads
+        place = partial_ptr + ((row * num_heads + heads)[:, None] * SPLITS + splits[None, :]) * (CODES + 2)
+        parts = tl.load(place[:, :, None] + codes[None, None, :], mask=is_head[:, None, None], other=1.0)
+        tops = tl.load(place + CODES, mask=is_head[:, None], other=0.0)
+        logit_sums = tl.load(place + CODES + 1, mask=is_head[:, None], other=0.0)
+        top = tl.max(tops, axis=1)
+        weight = tl.exp(tops - top[:, None])
+        sums = tl.sum(parts * weight[:, :, None], axis=1)
+        total = tl.sum(sums, axis=1)
+        shares = sums / total[:, None]
+        entropy = tl.maximum(top + tl.log(total) - tl.sum(logit_sums * weight, axis=1) / total, 0.0)
         if IS_MEAN:
-            mean += sums / total
-            mean_entropy += entropy
+            mean += tl.sum(tl.where(is_head[:, None], shares, 0.0), axis=0)
+            mean_entropy += tl.sum(tl.where(is_head, entropy, 0.0), axis=0)
         else:
-            tl.store(mass_at + head * mass_head_stride, sums / total, mask=codes < NUM_REGIONS)
-            tl.store(entropy_at + head * entropy_head_stride, entropy)
+            is_stored = is_head[:, None] & (codes < NUM_REGIONS)[None, :]
+            tl.store(mass_at[None, :] + (heads * mass_head_stride)[:, None], shares, mask=is_stored)
+            tl.store(entropy_at + heads * entropy_head_stride, entropy, mask=is_head)
     if IS_MEAN:
         tl.store(mass_at, mean / num_heads, mask=codes < NUM_REGIONS)
         tl.store(entropy_at, mean_entropy / num_heads)

@@ -15,11 +15,6 @@ from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec, Finding
 from probes.vllm.attach import num_head_ranks
 
 
-def model_runner(llm: Any) -> Any:
-    """The only worker's model runner. Engine and worker must be in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0)."""
-    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
-
-
 def drafter_model(runner: Any) -> Any:
     """vLLM's drafter module, of either runner."""
     proposer = getattr(runner, "speculator", None) or runner.drafter

@@ -6,13 +6,14 @@ comes in vLLM's `additional_config`, which travels to them too; what was recorde
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 from vllm.platforms import current_platform
 
 from probes.vllm.hooks import attach
-from probes.vllm.recorder import RecorderConfig, RecorderStatus, Recording
+from probes.vllm.recorder import RecorderConfig, Recording
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 
 if current_platform.is_cpu():
@@ -46,17 +47,20 @@ class RecordedWorker(Worker):
         self._recording = Recording(RecorderConfig(decide=decide, write=self._rounds.append, **options))
         attach(self.model_runner, self._recording)
 
-    def driftscope_take(self) -> list[RequestRounds]:
-        """What was recorded since the last call; every request's record ends here."""
+    # pickled: what lies between vLLM's processes takes plain values
+
+    def driftscope_take(self) -> bytes:
+        """-> list[RequestRounds]: what was recorded since the last call; every request's record ends here."""
         assert self._recording is not None
         self._recording.flush()
         taken = self._rounds.copy()
         del self._rounds[: len(taken)]
-        return taken
+        return pickle.dumps(taken)
 
-    def driftscope_status(self) -> RecorderStatus:
+    def driftscope_status(self) -> bytes:
+        """-> RecorderStatus"""
         assert self._recording is not None
-        return self._recording.status()
+        return pickle.dumps(self._recording.status())
 
     def shutdown(self) -> None:
         if self._recording is not None:

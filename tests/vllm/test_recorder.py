@@ -88,6 +88,17 @@ def recorded(pair: Pair) -> Recorded:
     )
 
 
+def test_an_engine_in_a_process_of_its_own_is_recorded_alike(pair: Pair, recorded: Recorded) -> None:
+    with started(pair, "heads", in_process=False) as running:
+        texts = running.generate(requests(), max_tokens=MAX_NEW_TOKENS)
+        assert running.counters().num_drafts == recorded.num_drafts
+        assert running.status().num_written == len(texts)
+    for request, text, here in zip(requests(), texts, recorded.batches, strict=True):
+        there = batch(pair, request, text)
+        for name in EXACT:
+            np.testing.assert_array_equal(getattr(there, name), getattr(here, name), err_msg=name)
+
+
 SHARES = ("fusion_share", "fusion_energy", "input_share_embed", "attention_entropy")
 
 
