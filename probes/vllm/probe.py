@@ -32,6 +32,7 @@ class Probe:
         self._positions: Tensor | None = None
         self._scratch: Tensor | None = None
         self.residual_norm: Tensor | None = None
+        self._fusion: tuple[Tensor, Tensor | None, float] | None = None
         if not self.has_norms:
             return
         inner = model.model
@@ -44,7 +45,8 @@ class Probe:
             if self.layout.is_eager:
                 self._hook_branches(index, layer)
         self._has_fc = getattr(inner, "use_aux_hidden_state", True)
-        self._fusion = _plain_fusion(inner) if self._is_cuda and self._has_fc else None
+        if self._is_cuda and self._has_fc:
+            self._fusion = _plain_fusion(inner)
         if self._fusion is not None:  # compiles the kernels now and not at the first request
             num_aux, size = self._fusion[0].shape[:2]
             self.write_fusion(self._fusion[0].new_zeros(1, num_aux * size), step.new_zeros(1))
@@ -54,6 +56,11 @@ class Probe:
     def enter(self, num_rows: int, rows_of: Tensor | None, positions: Tensor) -> None:
         """`rows_of[i]`: row i's place among the drafter's tokens (None: i itself); `positions` [token]: their slots."""
         self._num_rows, self._rows_of, self._positions = num_rows, rows_of, positions
+
+    @property
+    def aux_width(self) -> int | None:
+        """Numbers of one token's captured states where their shares are for sure fit for a CUDA graph: of plain weights."""
+        return None if self._fusion is None else self._fusion[0].shape[0] * self._fusion[0].shape[1]
 
     @property
     def is_inside(self) -> bool:
@@ -73,12 +80,19 @@ class Probe:
             self._put_norm("hidden_in_norm", hidden, layer=0)
 
     def write_feedback(self, hidden: Tensor) -> None:
-        """What the drafter feeds back, [token, hidden]."""
+        """What the drafter feeds back, [token, hidden]; with it the norm before its final norm, where it has one there."""
         if not self.has_norms:
+            return
+        if self._is_cuda and self.residual_norm is not None:
+            from probes.vllm.norms_triton import put_norms
+
+            feedback = self._column("hidden_feedback_norm", None)
+            out = self._column("hidden_out_norm", self.layout.num_layers - 1)
+            put_norms(hidden, self._rows_of, self.step, feedback, self._n, values=self.residual_norm, value_out=out)
             return
         self._put_norm("hidden_feedback_norm", hidden)
         if self.residual_norm is not None:  # else it is what was fed back
-            self._put("hidden_out_norm", self.residual_norm, layer=self.layout.num_layers - 1)
+            self._put_own("hidden_out_norm", self._own(self.residual_norm), layer=self.layout.num_layers - 1)
 
     def write_fusion(self, concat: Tensor, rows_of: Tensor) -> None:
         """Shares of the captured states (`concat` [token, aux * target_hidden]) in the fused one, of these tokens."""
@@ -124,15 +138,6 @@ class Probe:
         column = self.rows.first(name, self._n)
         return column if layer is None else column[:, :, layer]
 
-    def _put(self, name: str, values: Tensor, layer: int | None = None) -> None:
-        """Of each request's last slot the value, `values` [token], at this depth."""
-        if self._is_cuda:
-            from probes.vllm.norms_triton import put_values
-
-            put_values(values, self._rows_of, self.step, self._column(name, layer), self._n)
-        else:
-            self._put_own(name, self._own(values), layer)
-
     def _put_own(self, name: str, values: Tensor, layer: int | None = None) -> None:
         """`values` [row], at this depth."""
         self._column(name, layer).index_copy_(1, self.step.view(1), values[:, None])
@@ -144,7 +149,7 @@ class Probe:
 
             put_norms(states, self._rows_of, self.step, self._column(name, layer), self._n)
         else:
-            self._put(name, _norm(states), layer)
+            self._put_own(name, self._own(_norm(states)), layer)
 
     def _hook_attention(self, index: int, attention: nn.Module) -> str:
         """Wraps the implementation's `forward` -> why not, where it cannot be read."""

@@ -24,8 +24,8 @@ from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.vllm.masses import Boundaries
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
-from probes.vllm.rows import LEVELS, RowLayout, Rows
-from probes.vllm.transport import Buffer, Transport
+from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
+from probes.vllm.transport import SERIAL_MASK, Clock, Transport
 
 logger = logging.getLogger("driftscope.recorder")
 
@@ -70,23 +70,21 @@ class RecorderStatus:
     unmeasured: Mapping[str, str] = field(default_factory=dict)  # column -> why it is null here
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Step:
     """One engine step: which requests its rows are of, and how many drafts each verified."""
 
     request_ids: Sequence[str]
     num_drafts: Mapping[str, int]
+    clock: Clock | None  # None: not timed
+    serial: int = 0
+    output: Any = None  # the engine's, where what was sampled is read from it
 
 
 @dataclass(frozen=True)
 class _Ended:
     request_id: str
     end: str
-
-
-@dataclass(frozen=True)
-class _Gap:
-    request_id: str
 
 
 @dataclass(frozen=True)
@@ -108,9 +106,10 @@ class Recorder:
         self._open: dict[str, OpenRequest] = {}  # the thread's
         self._recorded: dict[str, tuple[NewRequest, Sampled]] = {}  # the engine's thread's
         self._slot_of: dict[str, int] = {}  # request -> its slot in the boundaries, while it is not preempted
-        self._buffer: Buffer | None = None
         self._step: _Step | None = None
         self._uploaded: list[str] | None = None
+        # puts what the engine's output says was sampled into the rows' records [row], in the recorder's thread
+        self.read_output: Callable[[Any, np.ndarray], None] | None = None
 
     def prepare(self, layout: RowLayout, *, num_rows: int, max_model_len: int, device: torch.device) -> None:
         """Allocates everything. Called once, before the engine measures what memory is left."""
@@ -170,6 +169,7 @@ class Recorder:
             if sampled is not None:
                 self._recorded[request.request_id] = (request, sampled)
                 self.num_requests += 1
+                self.transport.follow()
                 self.transport.post(OpenRequest(request=request, sampled=sampled))
 
     def _end(self, request_id: str, end: str) -> None:
@@ -214,45 +214,50 @@ class Recorder:
         if not any(r in self._recorded for r in request_ids):
             return
         self._take_slots(request_ids)
-        self._buffer = self.transport.take()
-        if self._buffer is None:
-            for request_id in request_ids:
-                if request_id in self._recorded:
-                    self.transport.post(_Gap(request_id))
-        self._step = _Step(list(request_ids), dict(num_drafts))
-        if self._buffer is not None:
-            self._buffer.clock.mark(0)
+        self._step = _Step(request_ids, num_drafts, self.transport.clock())
+        self.mark(0)
 
     def drop_step(self) -> None:
         """A step that was begun and will not be sent."""
-        if self._buffer is not None:
-            self.transport.give_back(self._buffer)
-        self._buffer = self._step = None
+        if self._step is not None and self._step.clock is not None:
+            self.transport.give_back(self._step.clock)
+        self._step = None
 
     @property
     def is_recording(self) -> bool:
         """Whether the rows of this step will be read."""
-        return self._buffer is not None and self.failure is None
+        return self._step is not None and self.failure is None
 
     def before_writes(self, request_ids: Sequence[str]) -> None:
         """Before the first write of a step: the batch's order of requests is known now."""
-        assert self._step is not None
-        self.transport.before_writes()
-        self._step = _Step(list(request_ids), self._step.num_drafts)
-        if self._step.request_ids != self._uploaded:
+        step = self._step
+        assert step is not None
+        step.request_ids = list(request_ids)
+        step.serial = self.transport.serial
+        if step.request_ids != self._uploaded:
             slots = np.array([self._slot_of.get(r, self._other) for r in request_ids], np.int32)
             self._upload(self.boundaries.slot[: len(slots)], slots)
-            self._uploaded = list(self._step.request_ids)
+            self._uploaded = step.request_ids
 
     def mark(self, index: int) -> None:
-        if self._buffer is not None:
-            self._buffer.clock.mark(index)
+        if self._step is not None and self._step.clock is not None:
+            self._step.clock.mark(index)
 
-    def send_step(self) -> None:
-        if self._buffer is not None and self._step is not None:
-            self.num_steps += 1
-            self.transport.send(self._step, self._buffer, len(self._step.request_ids))
-            self._buffer = self._step = None
+    def keep_rows(self) -> None:
+        """Where the device does not put the step's rows into the ring by itself."""
+        if self._step is not None and self._step.serial:
+            self.transport.keep(len(self._step.request_ids))
+
+    def send_step(self, output: Any = None) -> None:
+        """All of the step is launched. `output`: see `read_output`."""
+        step = self._step
+        if step is None or not step.serial:
+            self.drop_step()
+            return
+        self.num_steps += 1
+        step.output = output
+        self.transport.send(step, len(step.request_ids), step.clock)
+        self._step = None
 
     # in the transport's thread
 
@@ -262,20 +267,29 @@ class Recorder:
                 self._open[item.request.request_id] = item
             elif isinstance(item, _Ended):
                 self._close(item.request_id, item.end)
-            elif isinstance(item, _Gap):
-                if item.request_id in self._open:
-                    self._open[item.request_id].has_gap = True
             elif isinstance(item, _Failed):
                 if self.config.on_failed is not None:
                     self.config.on_failed(item.failure)
-            elif words is not None:
-                # as little as can be: this thread takes its turns from the engine's
-                for row, request_id in enumerate(item.request_ids):
-                    request = self._open.get(request_id)
-                    if request is not None:
-                        request.steps.append((words, row, item.num_drafts.get(request_id, 0), laps))
+            elif words is None:  # lost
+                for request_id in item.request_ids:
+                    if request_id in self._open:
+                        self._open[request_id].has_gap = True
+            else:
+                self._keep(item, words, laps)
         except Exception as error:
             self._fail(error)
+
+    def _keep(self, step: _Step, words: np.ndarray, laps: tuple[float, float]) -> None:
+        """As little as can be: this thread takes its turns from the engine's."""
+        records = as_records(words, self.layout)
+        if not (records["serial"] == step.serial & SERIAL_MASK).all():
+            raise RuntimeError(f"rows of step {records['serial'].tolist()} where those of {step.serial} should be")
+        if self.read_output is not None:
+            self.read_output(step.output, records)
+        for row, request_id in enumerate(step.request_ids):
+            request = self._open.get(request_id)
+            if request is not None:
+                request.steps.append((words, row, step.num_drafts.get(request_id, 0), laps))
 
     def _close(self, request_id: str, end: str) -> None:
         request = self._open.pop(request_id, None)
@@ -311,7 +325,7 @@ class Recording:
             num_requests=recorder.num_requests,
             num_written=recorder.num_written,
             num_steps=recorder.num_steps,
-            num_dropped_steps=recorder.transport.num_dropped if recorder.is_ready else 0,
+            num_dropped_steps=recorder.transport.num_lost if recorder.is_ready else 0,
             num_lost=recorder.num_lost,
             num_failures=recorder.num_failures,
             failure=recorder.failure,

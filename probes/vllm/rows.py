@@ -37,6 +37,7 @@ class RowLayout:
         k, y = self.depth, self.num_layers
         heads = self.num_heads if self.level == "heads" else 1
         fields: list[tuple] = [
+            ("serial", "<i4"),  # of the step, see transport
             ("num_sampled", "<i4"),  # tokens that this step emitted; 0 for an unfinished prefill
             ("emitted", "<i4", (k + 1,)),
             ("start", "<i4"),  # slot t of the round drafted in this step
@@ -86,6 +87,10 @@ class Rows:
         if view is None:
             view = self._first[name, num_rows] = self.columns[name][:num_rows]
         return view
+
+    def first_word(self, name: str) -> int:
+        """Where a column begins in its row, in words."""
+        return _fields(self.layout.dtype)[name][1] // 4
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns

@@ -1,9 +1,8 @@
-"""From the device's rows to the host without ever making the engine wait: one asynchronous copy a step, one thread.
+"""From the device's rows to the host without ever making the engine wait, and with next to nothing on its thread.
 
-On CUDA the rows go to pinned memory on a stream of their own; the engine's stream waits (on the device) for the last copy
-before a new step overwrites the rows. Where all pinned buffers are in use the step is dropped and counted. The thread
-takes many steps at a time: each time that it wakes, the engine's thread may have to wait for Python's lock. Knows nothing
-of vLLM.
+Every step's rows are kept in a ring on the device; a thread copies what is new on a stream of its own, many steps at a
+time, as each time that it wakes the engine's thread may have to wait for Python's lock. The engine never waits for the
+thread: a step that was overwritten before it was copied is lost and counted. Knows nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +21,15 @@ import torch
 from probes.vllm.rows import Rows
 
 RECORDER_THREAD = "driftscope-recorder"
-PINNED_BYTES = 64 << 20
-MAX_BUFFERS, MIN_BUFFERS = 256, 8
+RING_BYTES = 64 << 20
+MAX_STEPS, MIN_STEPS = 256, 16
 PAUSE_SECONDS = 0.05
-"""How long the thread lets steps gather; less where half of the buffers are in use."""
+"""How long the thread lets steps gather; less where half of the ring is new."""
+TIMED_STEPS, TIMED_EVERY = 2, 16
+"""On CUDA two steps in a row of every 16 are timed: a round's times come from its own step and the next one."""
+NUM_CLOCKS = 32
+SERIAL_MASK = 0x7FFFFFFF
+"""A row says in 31 bits of which step it is."""
 
 
 class Clock:
@@ -51,22 +55,25 @@ class Clock:
         return b - a, c - b
 
 
-@dataclass
-class Buffer:
-    """A place for one step's rows on the host, with the events that say when it is filled."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    item: Any
+    serial: int = 0  # of a step, from 1; 0: an item without rows
+    num_rows: int = 0
+    clock: Clock | None = None
 
-    words: torch.Tensor  # int32 [row, word], pinned on CUDA
-    clock: Clock
-    copied: Any = None  # torch.cuda.Event
+
+NOT_TIMED = (float("nan"), float("nan"))
 
 
 @dataclass
 class Transport:
-    """`handle(item, words, laps)` is called in the thread, in the order of `send` and `post`."""
+    """`handle(item, words, laps)` is called in the thread, in the order of `send` and `post`; words None: none, or lost."""
 
     rows: Rows
     handle: Callable[[Any, np.ndarray | None, tuple[float, float]], None]
-    num_dropped: int = 0
+    num_lost: int = 0
+    serial: int = 0  # of the last step that began
     _entries: deque = field(default_factory=deque)  # its two ends are used without a lock
     _some: threading.Event = field(default_factory=threading.Event)  # there are entries after there were none
     _hurry: threading.Event = field(default_factory=threading.Event)  # take them now
@@ -74,54 +81,68 @@ class Transport:
     def __post_init__(self) -> None:
         words = self.rows.words
         self._is_cuda = words.device.type == "cuda"
-        num_bytes = max(1, words.numel() * 4)
-        count = min(MAX_BUFFERS, max(MIN_BUFFERS, PINNED_BYTES // num_bytes))
-        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
-        self._half = count // 2
-        for _ in range(count):
-            host = torch.empty(words.shape, dtype=words.dtype, pin_memory=self._is_cuda)
-            copied = torch.cuda.Event(blocking=True) if self._is_cuda else None
-            self._free.put(Buffer(host, Clock(words.device), copied))
-        self._stream = torch.cuda.Stream(words.device) if self._is_cuda else None
-        self._last: Any = None  # event of the last copy
+        self.num_steps = min(MAX_STEPS, max(MIN_STEPS, RING_BYTES // max(1, words.numel() * 4)))
+        self.ring = torch.zeros(self.num_steps, *words.shape, dtype=words.dtype, device=words.device)
+        self._taken = 0  # serial of the last step that the thread took
+        self._clocks: queue.SimpleQueue[Clock] = queue.SimpleQueue()
+        if self._is_cuda:
+            for _ in range(NUM_CLOCKS):
+                self._clocks.put(Clock(words.device))
+            self._host = torch.empty(MIN_STEPS, *words.shape, dtype=words.dtype, pin_memory=True)
+            self._stream = torch.cuda.Stream(words.device)
+            self._copied = torch.cuda.Event(blocking=True)
+            self.follow()
         self._thread = threading.Thread(target=self._run, name=RECORDER_THREAD, daemon=True)
         self._thread.start()
 
-    def take(self) -> Buffer | None:
-        """A buffer for the step that begins; None when the thread is behind."""
+    # on the engine's thread
+
+    def follow(self) -> None:
+        """Steps are launched on the stream that is current now."""
+        if self._is_cuda:
+            self._engine_stream = torch.cuda.current_stream(self.rows.words.device)
+
+    def begin(self) -> int:
+        """Before a step's first write into the ring -> its serial; its rows go to slot serial % num_steps."""
+        self.serial += 1
+        return self.serial
+
+    def clock(self) -> Clock | None:
+        """For the step that comes; None where it is not timed."""
+        if not self._is_cuda:
+            return Clock(self.rows.words.device)
+        if self.serial % TIMED_EVERY >= TIMED_STEPS:
+            return None
         try:
-            return self._free.get_nowait()
+            return self._clocks.get_nowait()
         except queue.Empty:
-            self.num_dropped += 1
             return None
 
-    def give_back(self, buffer: Buffer) -> None:
-        """For a step that needs no copy."""
-        self._free.put(buffer)
+    def give_back(self, clock: Clock) -> None:
+        """Of a step that is not sent, or was taken."""
+        if self._is_cuda:
+            self._clocks.put(clock)
 
-    def before_writes(self) -> None:
-        """The engine's stream waits until the last copy has read the rows; the host does not."""
-        if self._last is not None:
-            torch.cuda.current_stream().wait_event(self._last)
+    def keep(self, num_rows: int) -> None:
+        """Puts the first rows of the step that began into the ring, where nothing on the device does so."""
+        self.rows.first("serial", num_rows).fill_(self.serial & SERIAL_MASK)
+        self.ring[self.serial % self.num_steps, :num_rows].copy_(self.rows.words[:num_rows])
 
-    def send(self, item: Any, buffer: Buffer, num_rows: int) -> None:
-        """Starts the copy of the first `num_rows` rows."""
-        source, target = self.rows.words[:num_rows], buffer.words[:num_rows]
-        if self._stream is None:
-            target.copy_(source)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                target.copy_(source, non_blocking=True)
-                buffer.copied.record(self._stream)
-            self._last = buffer.copied
-        self._put((item, buffer, num_rows))
-        if self._free.qsize() < self._half:
+    def keep_columns(self, num_rows: int, names: Sequence[str]) -> None:
+        """The same of some columns alone, which stand side by side in a row."""
+        first = self.rows.first_word(names[0])
+        words = slice(first, first + sum(self.rows[name][0].numel() for name in names))
+        self.ring[self.serial % self.num_steps, :num_rows, words].copy_(self.rows.words[:num_rows, words])
+
+    def send(self, item: Any, num_rows: int, clock: Clock | None = None) -> None:
+        """The step that began last is launched; its first `num_rows` rows belong to `item`."""
+        self._put(_Entry(item, self.serial, num_rows, clock))
+        if self.serial - self._taken > self.num_steps // 2:
             self._hurry.set()
 
     def post(self, item: Any) -> None:
         """Something that needs no rows, in order with those that do."""
-        self._put((item, None, 0))
+        self._put(_Entry(item))
 
     def flush(self) -> None:
         """Waits until everything sent so far was handled."""
@@ -135,10 +156,12 @@ class Transport:
         self._hurry.set()
         self._thread.join()
 
-    def _put(self, entry: Any) -> None:
+    def _put(self, entry: _Entry | None) -> None:
         self._entries.append(entry)
         if not self._some.is_set():
             self._some.set()
+
+    # in the thread
 
     def _run(self) -> None:
         if self._is_cuda:  # a thread begins on the first device, a worker may have another
@@ -149,19 +172,44 @@ class Transport:
             self._hurry.clear()
             self._some.clear()  # before the entries are looked at: one that comes now is taken, or wakes the thread again
             while self._entries:
-                entry = self._entries.popleft()
-                if entry is None:
+                taken: list[_Entry | None] = []
+                while self._entries and len(taken) < MIN_STEPS:
+                    taken.append(self._entries.popleft())
+                self._take([entry for entry in taken if entry is not None])
+                if None in taken:
                     return
-                self._take(*entry)
 
-    def _take(self, item: Any, buffer: Buffer | None, num_rows: int) -> None:
-        if isinstance(item, threading.Event):
-            item.set()
-        elif buffer is None:
-            self.handle(item, None, (0.0, 0.0))
-        else:
-            if buffer.copied is not None:
-                buffer.copied.synchronize()
-            words, laps = buffer.words[:num_rows].numpy().copy(), buffer.clock.laps_us()
-            self._free.put(buffer)
-            self.handle(item, words, laps)
+    def _take(self, entries: list[_Entry]) -> None:
+        steps = [entry for entry in entries if entry.serial]
+        words = dict(zip((entry.serial for entry in steps), self._copies(steps), strict=True))
+        for entry in entries:
+            if isinstance(entry.item, threading.Event):
+                entry.item.set()
+                continue
+            laps = NOT_TIMED
+            if entry.clock is not None:
+                laps = entry.clock.laps_us()
+                self.give_back(entry.clock)
+            self.handle(entry.item, words.get(entry.serial), laps)
+
+    def _copies(self, steps: list[_Entry]) -> list[np.ndarray | None]:
+        """Each step's rows; None for one that a later step had begun to overwrite by the time that it was copied."""
+        if not steps:
+            return []
+        places = [self.ring[step.serial % self.num_steps, : step.num_rows] for step in steps]
+        if self._is_cuda:
+            self._stream.wait_stream(self._engine_stream)  # all that was launched so far, these steps with it
+            with torch.cuda.stream(self._stream):
+                for place, host in zip(places, self._host, strict=False):
+                    host[: len(place)].copy_(place, non_blocking=True)
+                self._copied.record()
+            self._copied.synchronize()
+            places = [host[: len(place)] for place, host in zip(places, self._host, strict=False)]
+        copies: list[np.ndarray | None] = [place.numpy().copy() for place in places]
+        begun = self.serial
+        for index, step in enumerate(steps):
+            if begun >= step.serial + self.num_steps:
+                copies[index] = None
+                self.num_lost += 1
+        self._taken = steps[-1].serial
+        return copies

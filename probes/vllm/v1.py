@@ -57,6 +57,7 @@ class _Hooks:
     def _write_sampled(self, tokens: Tensor) -> None:
         """`tokens` [row, 1 or K+1], -1 where rejected."""
         recorder, num_rows = self.recorder, len(tokens)
+        recorder.transport.begin()
         recorder.before_writes(self.runner.input_batch.req_ids)
         is_emitted = (tokens >= 0) & ~self.runner.discard_request_mask.gpu[:num_rows, None]
         rows = recorder.rows
@@ -80,7 +81,6 @@ class _Hooks:
         return recorded
 
     def _begin(self, arguments: dict[str, Any]) -> None:
-        self.recorder.transport.before_writes()
         if not self.recorder.is_recording:
             return
         last = arguments.get("token_indices_to_sample")
@@ -129,7 +129,12 @@ class _Hooks:
     def sample_tokens(self, original: Any) -> Any:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            self.recorder.guarded(self.recorder.send_step)
+            if self.recorder.is_recording:
+                self.recorder.guarded(self._send)
             return result
 
         return recorded
+
+    def _send(self) -> None:
+        self.recorder.keep_rows()
+        self.recorder.send_step()

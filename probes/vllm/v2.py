@@ -1,7 +1,8 @@
 """Hooks into vLLM's V2 model runner (`model_runner.speculator`), a GPU's default, with CUDA graphs and compilation on.
 
-`_prefill` and `_generate_draft` are what the graphs capture, so what is written inside them is captured too; `sample`,
-`propose` and `sample_tokens` are outside every graph. Read in 0.26.0 (v1/worker/gpu/model_runner.py,
+`_prefill` and `_generate_draft` are what the graphs capture, so what is written inside them is captured too, the step's end
+in the ring included: outside of the graphs a step costs one copy, of the captured states. What was sampled is read from the
+output that the engine brings to the host anyway. Read in 0.26.0 (v1/worker/gpu/model_runner.py, async_utils.py,
 v1/worker/gpu/spec_decode/autoregressive/speculator.py).
 """
 
@@ -9,22 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from probes.vllm.attach import prepare, schedule
 from probes.vllm.hooks import wrap
 from probes.vllm.probe import Probe
 from probes.vllm.recorder import Recorder
+from probes.vllm.transport import SERIAL_MASK
 
 
 def attach(runner: Any, recorder: Recorder) -> None:
     """Wraps this runner's methods. Raises what `attach.prepare` raises."""
     speculator = runner.speculator
     prepare(recorder, runner, speculator.model, runner_name="V2", device=speculator.device)
+    recorder.read_output = read_output
     probe = Probe(recorder, speculator.model, speculator.current_draft_step, max_num_tokens=speculator.max_num_tokens)
     hooks = _Hooks(runner, recorder, probe)
     wrap(runner, "execute_model", hooks.execute_model)
-    wrap(runner, "sample", hooks.sample)
     wrap(runner, "sample_tokens", hooks.sample_tokens)
     wrap(speculator, "propose", hooks.propose)
     wrap(speculator.model, "combine_hidden_states", hooks.combine)
@@ -33,11 +37,30 @@ def attach(runner: Any, recorder: Recorder) -> None:
     wrap(speculator, "_run_model", hooks.run_model)
 
 
+def read_output(output: Any, records: np.ndarray) -> None:
+    """Tokens that were sampled and how many count, of vLLM's `AsyncOutput`, which a side stream copies to the host."""
+    output.copy_event.synchronize()
+    tokens = output.sampled_token_ids
+    records["num_sampled"] = output.num_sampled_tokens_np
+    records["emitted"][:, : tokens.shape[1]] = tokens
+
+
 class _Hooks:
     def __init__(self, runner: Any, recorder: Recorder, probe: Probe) -> None:
         self.runner, self.recorder, self.probe = runner, recorder, probe
-        self.speculator = runner.speculator
-        self._aux: Tensor | None = None
+        self.speculator = speculator = runner.speculator
+        self.last_depth = speculator.num_speculative_steps - 1
+        device = speculator.device
+        self._count = torch.zeros((), dtype=torch.int64, device=device)  # serial of the last step, on the device
+        self._is_proposing = False
+        self._has_strayed = True  # `_count` is not the transport's: something was drafted outside of a step
+        self._fork = torch.cuda.Stream(device)
+        self._has_forked = False
+        self._aux: Tensor | None = None  # this step's, outside of graphs
+        self._kept_aux: Tensor | None = None  # its first tokens at an address that graphs know
+        if probe.aux_width is not None:
+            num_tokens = speculator.max_num_reqs * (speculator.num_speculative_steps + 1)
+            self._kept_aux = torch.zeros(num_tokens, probe.aux_width, dtype=speculator.dtype, device=device)
 
     def execute_model(self, original: Any) -> Any:
         def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,72 +72,124 @@ class _Hooks:
 
         return recorded
 
-    def sample(self, original: Any) -> Any:
-        def recorded(hidden_states: Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(hidden_states, input_batch, *args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._write_sampled, input_batch, *result)
-            return result
-
-        return recorded
-
-    def _write_sampled(self, input_batch: Any, output: Any, num_sampled: Tensor, num_rejected: Tensor) -> None:
-        rows, num_rows = self.recorder.rows, input_batch.num_reqs
-        self.recorder.before_writes(input_batch.req_ids)
-        tokens = output.sampled_token_ids
-        rows.first("num_sampled", num_rows).copy_(num_sampled[:num_rows])
-        rows.first("emitted", num_rows)[:, : tokens.shape[1]].copy_(tokens[:num_rows])
-        self.recorder.mark(1)
-
     def propose(self, original: Any) -> Any:
         def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self.recorder.transport.before_writes)
-            drafts = original(input_batch, *args, **kwargs)
-            if self.recorder.is_recording and not kwargs.get("dummy_run"):
-                self.recorder.guarded(self._finish, input_batch.num_reqs, drafts)
-            self._aux = None
+            self.recorder.guarded(self._before_proposal, input_batch, kwargs.get("dummy_run", False))
+            self._is_proposing = True
+            try:
+                drafts = original(input_batch, *args, **kwargs)
+                if self.recorder.is_recording:
+                    self.recorder.guarded(self._after_proposal, input_batch.num_reqs)
+            finally:
+                self._is_proposing, self._aux = False, None
             return drafts
 
         return recorded
 
+    def _before_proposal(self, input_batch: Any, is_dummy: bool) -> None:
+        serial = self.recorder.transport.begin()
+        if self._has_strayed:
+            self._count.fill_(serial - 1)
+            self._has_strayed = False
+        if self.recorder.is_recording and not is_dummy:
+            self.recorder.before_writes(input_batch.req_ids)
+            self.recorder.mark(1)
+
+    def _after_proposal(self, num_rows: int) -> None:
+        if self._kept_aux is None and self._aux is not None:
+            self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
+            self.recorder.transport.keep_columns(num_rows, ("fusion_share", "fusion_energy", "aux_norm"))
+        self.recorder.mark(2)
+
     def combine(self, original: Any) -> Any:
         def recorded(aux: Tensor) -> Tensor:
             self._aux = aux
+            if self._kept_aux is not None:
+                self.recorder.guarded(self._keep_aux, aux)
             return original(aux)
 
         return recorded
 
-    def _finish(self, num_rows: int, drafts: Tensor) -> None:
-        self.recorder.rows.first("draft_token", num_rows)[:, : drafts.shape[1]].copy_(drafts)
-        if self._aux is not None:
-            self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
-        self.recorder.mark(2)
+    def _keep_aux(self, aux: Tensor) -> None:
+        assert self._kept_aux is not None
+        most = len(self._kept_aux)
+        if len(aux) > most:  # a prompt: not one of the batches that graphs are for, or padding
+            aux = aux[:most]
+        self._kept_aux.narrow(0, 0, len(aux)).copy_(aux)
 
     def prefill(self, original: Any) -> Any:
         def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+            self._has_strayed |= not self._is_proposing
             self.recorder.guarded(self._before_prefill, num_reqs)
             try:
-                return original(num_reqs, *args, **kwargs)
+                result = original(num_reqs, *args, **kwargs)
+                if self.last_depth == 0:
+                    self.recorder.guarded(self._keep_rows, num_reqs)
+                return result
             finally:
                 self.probe.leave()
+                if self._has_forked:  # a capture that does not come together again fails
+                    torch.cuda.current_stream().wait_stream(self._fork)
+                    self._has_forked = False
 
         return recorded
 
     def _before_prefill(self, num_reqs: int) -> None:
-        speculator = self.speculator
-        self.probe.enter(num_reqs, speculator.last_token_indices, speculator.input_buffers.positions)
-        self.probe.write_start()
+        from probes.vllm.norms_triton import begin_round
+
+        speculator, rows = self.speculator, self.recorder.rows
+        last = speculator.last_token_indices
+        self.probe.enter(num_reqs, last, speculator.input_buffers.positions)
+        begin_round(
+            speculator.input_buffers.positions,
+            last,
+            self._count,
+            rows.first("start", num_reqs),
+            rows.first("serial", num_reqs),
+            num_reqs,
+            SERIAL_MASK,
+        )
+        if self._kept_aux is not None:
+            self._write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
         self.probe.write_fused(speculator.hidden_states)
+
+    def _write_fusion(self, aux: Tensor, last: Tensor) -> None:
+        """In a graph beside the drafter's own operations, on a branch that `prefill` joins again."""
+        if not torch.cuda.is_current_stream_capturing():
+            self.probe.write_fusion(aux, last)
+            return
+        self._has_forked = True
+        self._fork.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._fork):
+            self.probe.write_fusion(aux, last)
 
     def generate_draft(self, original: Any) -> Any:
         def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
             self.recorder.guarded(self.probe.enter, num_reqs, None, self.speculator.input_buffers.positions)
             try:
-                return original(num_reqs, *args, **kwargs)
+                result = original(num_reqs, *args, **kwargs)
+                self.recorder.guarded(self._keep_rows, num_reqs)
+                return result
             finally:
                 self.probe.leave()
 
         return recorded
+
+    def _keep_rows(self, num_rows: int) -> None:
+        """At the last depth alone, which only the device knows in a graph."""
+        from probes.vllm.norms_triton import keep_rows
+
+        rows = self.recorder.rows
+        keep_rows(
+            rows.words,
+            self.recorder.transport.ring,
+            self._count,
+            self.speculator.current_draft_step,
+            self.speculator.draft_tokens,
+            num_rows,
+            last=self.last_depth,
+            first_draft=rows.first_word("draft_token"),
+        )
 
     def run_model(self, original: Any) -> Any:
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +204,8 @@ class _Hooks:
     def sample_tokens(self, original: Any) -> Any:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            self.recorder.guarded(self.recorder.send_step)
+            if self.recorder.is_recording:
+                self.recorder.guarded(self.recorder.send_step, result)
             return result
 
         return recorded

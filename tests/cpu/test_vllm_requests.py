@@ -152,21 +152,24 @@ def test_a_dropped_step_loses_its_requests_and_nothing_else(monkeypatch: pytest.
 
     def engine_step(request: str, emitted: list[int], start: int) -> None:
         recorder.begin_step([request], {})
-        if recorder.is_recording:
-            recorder.before_writes([request])
-            recorder.rows["num_sampled"][0] = len(emitted)
-            recorder.rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
-            recorder.rows["start"][0] = start
+        recorder.transport.begin()
+        recorder.before_writes([request])
+        recorder.rows["num_sampled"][0] = len(emitted)
+        recorder.rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
+        recorder.rows["start"][0] = start
+        recorder.keep_rows()
         recorder.send_step()
 
     for request, is_dropped in (("a", True), ("b", False)):
         new = NewRequest(request_id=request, prompt_token_ids=PROMPT, extra_args={}, temperature=0.0)
         recorder.requests_changed([new], [], [])
         engine_step(request, [20], start=3)
+        recorder.transport.flush()
         with monkeypatch.context() as patch:
-            if is_dropped:
-                patch.setattr(recorder.transport, "take", lambda: None)
+            if is_dropped:  # as for a step that was overwritten before it was copied
+                patch.setattr(recorder.transport, "_copies", lambda steps: [None] * len(steps))
             engine_step(request, [21, 22], start=5)
+            recorder.transport.flush()
         engine_step(request, [23], start=6)
         recorder.requests_changed([], [request], [])
     recorder.transport.flush()

@@ -1,4 +1,5 @@
-"""The recorder's thread gets every step and message once and in order, lets them gather, and hurries when it must."""
+"""The recorder's thread gets every step and message once and in order, lets them gather, hurries when it must, and says
+which steps it came too late for."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from probes.vllm import transport as transport_module
-from probes.vllm.rows import RowLayout, Rows
+from probes.vllm.rows import RowLayout, Rows, as_records
 from probes.vllm.transport import Transport
 
 LAYOUT = RowLayout(level="counts", depth=2, num_aux=3, num_layers=1, num_heads=1)
@@ -22,11 +23,16 @@ class Handled:
     def __init__(self) -> None:
         self.items: list[Any] = []
         self.num_sampled: list[list[int]] = []
+        self.lost: list[Any] = []
 
     def __call__(self, item: Any, words: np.ndarray | None, laps: tuple[float, float]) -> None:
         self.items.append(item)
         if words is not None:
-            self.num_sampled.append(words[:, 0].tolist())
+            records = as_records(words, LAYOUT)
+            assert records["serial"].tolist() == [int(records["serial"][0])] * 2
+            self.num_sampled.append(records["num_sampled"].tolist())
+        elif isinstance(item, int):
+            self.lost.append(item)
 
 
 @pytest.fixture
@@ -44,10 +50,10 @@ def transport(handled: Handled, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def send(transport: Transport, number: int) -> None:
-    buffer = transport.take()
-    assert buffer is not None
+    transport.begin()
     transport.rows.first("num_sampled", 2).fill_(number)
-    transport.send(number, buffer, 2)
+    transport.keep(2)
+    transport.send(number, 2)
 
 
 def wait_for(handled: Handled, count: int) -> None:
@@ -60,32 +66,48 @@ def wait_for(handled: Handled, count: int) -> None:
 def test_a_flush_ends_the_pause_and_keeps_the_order(transport: Transport, handled: Handled) -> None:
     for number in range(0, 40, 2):
         send(transport, number)
-        transport.post(number + 1)
+        transport.post(f"after {number}")
     transport.flush()
-    assert handled.items == list(range(40))
+    assert handled.items == [item for n in range(0, 40, 2) for item in (n, f"after {n}")]
     assert handled.num_sampled == [[n, n] for n in range(0, 40, 2)]  # each step's own rows, not the last ones
     transport.post("later")
     transport.flush()
     assert handled.items[-1] == "later"
 
 
-def test_steps_are_taken_before_the_buffers_run_out(transport: Transport, handled: Handled) -> None:
-    count = transport_module.MAX_BUFFERS // 2 + 1
+def test_steps_are_taken_before_the_ring_is_full(transport: Transport, handled: Handled) -> None:
+    count = transport.num_steps // 2 + 2
     for number in range(count):
         send(transport, number)
     wait_for(handled, count)
-    assert transport.num_dropped == 0
+    assert transport.num_lost == 0
+    assert handled.num_sampled == [[n, n] for n in range(count)]
 
 
-def test_a_step_without_a_buffer_is_counted(handled: Handled) -> None:
+def test_a_step_that_was_overwritten_is_lost_and_those_after_it_are_not(
+    handled: Handled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transport, "_run", lambda self: None)  # the thread comes late: below
     transport = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled)
-    taken = [transport.take() for _ in range(transport_module.MAX_BUFFERS)]
-    assert transport.take() is None
-    assert transport.num_dropped == 1
-    assert taken[0] is not None
-    transport.give_back(taken[0])
-    assert transport.take() is taken[0]
-    transport.stop()
+    for number in range(transport.num_steps + 3):
+        send(transport, number)
+    transport._take([transport._entries.popleft() for _ in range(transport.num_steps + 3)])
+    assert handled.lost == [0, 1, 2]
+    assert transport.num_lost == 3
+    assert handled.num_sampled == [[n, n] for n in range(3, transport.num_steps + 3)]
+
+
+def test_columns_written_late_come_along(transport: Transport, handled: Handled) -> None:
+    transport.begin()
+    transport.keep(2)
+    transport.rows["emitted"].fill_(7)
+    transport.rows["start"].fill_(5)
+    transport.rows["draft_token"].fill_(9)
+    transport.keep_columns(2, ("emitted", "start"))
+    records = as_records(transport.ring[1, :2].numpy(), LAYOUT)
+    assert records["emitted"].tolist() == [[7, 7, 7]] * 2
+    assert records["start"].tolist() == [5, 5]
+    assert records["draft_token"].tolist() == [[0, 0]] * 2
 
 
 def test_no_message_is_lost_between_a_thread_that_falls_asleep_and_one_that_sends(

@@ -102,9 +102,11 @@ def test_norm_kernels_are_plain_torch() -> None:
     norms_triton.put_norms(states, rows, step, out[:, :, 1], 3)
     torch.testing.assert_close(out[:3, 2, 1], states[rows].float().norm(dim=-1))
     values = random(20)
-    norms_triton.put_values(values, None, step, out[:, :, 0], 3)
-    assert torch.equal(out[:3, 2, 0], values[:3])
-    assert int((~out.isnan()).sum()) == 6
+    step.fill_(1)
+    norms_triton.put_norms(states, rows, step, out[:, :, 1], 3, values=values, value_out=out[:, :, 0])
+    torch.testing.assert_close(out[:3, 1, 1], states[rows].float().norm(dim=-1))
+    assert torch.equal(out[:3, 1, 0], values[rows])
+    assert int((~out.isnan()).sum()) == 9
     branch = random(20, 1500).bfloat16()
     residual = torch.zeros(30, device="cuda")
     norms_triton.residual_norms(branch, states, residual)
@@ -126,3 +128,23 @@ def test_norm_kernels_are_plain_torch() -> None:
     total = terms.sum(dim=0)
     torch.testing.assert_close(share, ((terms * total).sum(dim=-1) / total.square().sum(dim=-1)).T, atol=1e-5, rtol=0)
     torch.testing.assert_close(energy, (terms.norm(dim=-1) / terms.norm(dim=-1).sum(dim=0)).T, atol=1e-5, rtol=0)
+
+
+def test_a_round_begins_and_ends_in_the_ring() -> None:
+    words = torch.arange(4 * 1100, dtype=torch.int32, device="cuda").view(4, 1100)
+    before, ring = words.clone(), torch.zeros(3, 4, 1100, dtype=torch.int32, device="cuda")
+    count, step = torch.tensor(2**31 + 3, device="cuda"), torch.tensor(1, device="cuda")
+    positions, last = torch.arange(100, 140, device="cuda"), torch.tensor([7, 30, 2], device="cuda")
+    norms_triton.begin_round(positions, last, count, words[:, 5], words[:, 0], 3, 0x7FFFFFFF)
+    assert int(count) == 2**31 + 4
+    before[:3, 0], before[:3, 5] = 4, torch.tensor([107, 130, 102], device="cuda")
+    assert torch.equal(words, before)
+    drafts = torch.arange(1000, 1010, device="cuda").view(5, 2)
+    keep = {"last": 1, "first_draft": 6}
+    norms_triton.keep_rows(words, ring, count, torch.tensor(0, device="cuda"), drafts, 3, **keep)
+    assert not ring.any()
+    norms_triton.keep_rows(words, ring, count, step, drafts, 3, **keep)
+    before[:3, 6:8] = drafts[:3].int()
+    slot = (2**31 + 4) % 3
+    assert torch.equal(ring[slot, :3], before[:3])
+    assert int(ring.count_nonzero()) == int(before[:3].count_nonzero())
