@@ -240,7 +240,7 @@ class Target:
         every = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
         for at in range(begin, len(token_ids), chunk):
             ids = every[at : at + chunk]
-            with chunked_attention(self.model, is_first=at == 0):
+            with chunked_attention(self.model, is_first=at == 0, is_whole=len(ids) == chunk):
                 logits, states = self.forward(ids[None], cache, num_logits=min(num_logits, len(ids)))
             for index in hooked & states.keys():
                 if index not in aux:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Dyna
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from probes.attention.chunk import attend_chunk
 from probes.errors import InputError
 
 FULL_LAYER_TYPES = frozenset({"full_attention", "attention"})
@@ -134,8 +135,8 @@ def _windows(config: PretrainedConfig) -> dict[str, int]:
 
 
 @contextmanager
-def chunked_attention(model: nn.Module, *, is_first: bool) -> Iterator[None]:
-    """Within: a chunk's queries on all slots before take torch's flash kernel, which aligns causality at the end.
+def chunked_attention(model: nn.Module, *, is_first: bool, is_whole: bool) -> Iterator[None]:
+    """Within: a chunk's queries on all slots before take `attend_chunk`. `is_whole`: the chunk has the usual length.
 
     transformers gives SDPA an explicit mask there, and SDPA then reads K and V once a query head by a slower kernel. Only
     on CUDA in 16 bits, where every layer sees all slots before and no padding is in the batch.
@@ -152,8 +153,7 @@ def chunked_attention(model: nn.Module, *, is_first: bool) -> Iterator[None]:
         has_more = any(options.get(n) is not None for n in ("softcap", "s_aux", "sliding_window", "position_bias"))
         if has_more or q.shape[-1] != v.shape[-1] or q.shape[-1] > 256 or q.shape[2] < 2:
             return known(module, q, k, v, mask, **options)
-        scale = options.get("scaling")
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[0]
+        out = attend_chunk(q, k, v, options.get("scaling"), is_whole=is_whole)
         return out.transpose(1, 2).contiguous(), None
 
     mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping

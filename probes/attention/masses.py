@@ -18,11 +18,18 @@ from probes.attention.kernel import Band, attend, has_kernel
 class Masses(NamedTuple):
     """Probabilities of one layer's queries, float32. region + current + own sum to 1 for each query and head."""
 
-    region: Float[Tensor, "query head region"]  # the current slot taken out
-    current: Float[Tensor, "query head"]
+    mass: Float[Tensor, "query head region_and_current"]  # the current slot taken out of its region, in the last column
     own: Float[Tensor, "query head"]
     entropy: Float[Tensor, "query head"]  # nats, over all slots
     lse: Float[Tensor, "query head"]  # log of the softmax's denominator, band and own chain together
+
+    @property
+    def region(self) -> Float[Tensor, "query head region"]:
+        return self.mass[..., :-1]
+
+    @property
+    def current(self) -> Float[Tensor, "query head"]:
+        return self.mass[..., -1]
 
 
 class BandAttention(NamedTuple):
@@ -134,12 +141,12 @@ def merge_chain(
     """Output and masses of one softmax over the band and the own chain; `own` is None at depth 1."""
     if own is None:
         none = torch.zeros_like(band.lse)
-        return band.out, Masses(band.mass[..., :-1], band.mass[..., -1], none, band.entropy.clamp_min(0.0), band.lse)
+        return band.out, Masses(band.mass, none, band.entropy.clamp_min(0.0), band.lse)
     if has_kernel(q):
         from probes.attention import chain_kernel
 
         out, lse, mass, own_mass, entropy = chain_kernel.merge(q, own.k, own.v, band, scale, window)
-        return out, Masses(mass[..., :-1], mass[..., -1], own_mass, entropy, lse)
+        return out, Masses(mass, own_mass, entropy, lse)
     logits = own_logits(q, own, scale, window)
     return merge_own(band.out, band.lse, logits, own), merge_masses(band, logits)
 
@@ -153,10 +160,8 @@ def merge_masses(band: BandAttention, logits: Float[Tensor, "query head own"]) -
     probability = (-surprise).exp()
     entropy = in_band * band.entropy + torch.where(in_band > 0, in_band * (total - band.lse), 0.0)
     entropy = entropy + torch.where(probability > 0, probability * surprise, 0.0).sum(dim=-1)
-    mass = band.mass * in_band[..., None]
     return Masses(
-        region=mass[..., :-1],
-        current=mass[..., -1],
+        mass=band.mass * in_band[..., None],
         own=probability.sum(dim=-1),
         entropy=entropy.clamp_min(0.0),
         lse=total,
