@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from probes import replay as replay_module
 from probes import target as target_module
+from probes.attention import chunk
 from probes.attention.slots import slot_regions
 from probes.chain import prefill
 from probes.checkpoint.read import read_spec
@@ -111,17 +112,23 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch, block:
     assert_same(replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH), whole, 2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_reading_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 80), (torch.float16, 128)],
+)
+def test_reading_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, head_dim: int) -> None:
+    """Whole chunks by cuDNN where it runs, the slots before them in two pieces or one, and a last one that is shorter."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=500, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=4096, attn_implementation="sdpa",
+        num_key_value_heads=2, head_dim=head_dim, max_position_embeddings=4096, attn_implementation="sdpa",
     )  # fmt: skip
     model = LlamaForCausalLM(config).to("cuda", dtype)
     target = Target(model, TOKENIZER, aux_layer_ids=(1, 3))
     text = np.random.default_rng(0).integers(0, 500, 1500)
     monkeypatch.setattr(target_module, "CUDA_PREFILL_CHUNK_TOKENS", 333)
+    monkeypatch.setattr(chunk, "PIECE_SLOTS", 500)
+    monkeypatch.setattr(chunk, "_agrees", {})
     trace = target.read(text, 400)
     with torch.no_grad():
         out = model(torch.as_tensor(text, device="cuda")[None], output_hidden_states=True)
@@ -130,6 +137,8 @@ def test_reading_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch, dtyp
     torch.testing.assert_close(trace.logits[:], out.logits[0, 399:-1], atol=tolerance * largest, rtol=0)
     states = out.hidden_states[1][0]
     torch.testing.assert_close(trace.aux[1], states, atol=tolerance * float(states.abs().max()), rtol=0)
+    if torch.cuda.get_device_capability()[0] == 9:  # where cuDNN is known to run
+        assert list(chunk._agrees.values()) == ([] if dtype == torch.float32 else [True])
 
 
 def test_bfloat16_masses_sum_to_one_over_a_long_text() -> None:
