@@ -16,6 +16,7 @@ from torch import Tensor
 from probes.attention.kernel import Band, attend
 from probes.attention.masses import Masses, OwnChain, attend_regions, merge_chain, merge_own, own_logits
 from probes.attention.slots import SLOT_REGIONS
+from probes.drafter.llama import Rotation
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 
@@ -63,6 +64,11 @@ class StepOutput:
 def _norm(x: Float[Tensor, "*query hidden"]) -> Float[Tensor, "*query"]:
     """L2, reduced and given in float32."""
     return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).float()
+
+
+def _by_layer(values: list[Tensor]) -> Float[Tensor, "query layer"]:
+    """Most drafters have one layer: then a view."""
+    return values[0][:, None] if len(values) == 1 else torch.stack(values, dim=-1)
 
 
 def concat_aux(drafter: Drafter, aux: AuxStates, first: int, last: int) -> Float[Tensor, "slot fused"]:
@@ -131,6 +137,7 @@ def step(
     start: int,
     own: tuple[OwnChain, ...] | None = None,
     depth: int | None = None,
+    rotation: Rotation | None = None,
 ) -> StepOutput:
     """One drafter step for the chains that start at t = start, start+1, ...
 
@@ -139,22 +146,29 @@ def step(
     each query stands at t+k-1, sees the true slots up to t, and its own chain, its own new slot included.
 
     Without `regions` (`slot_regions`) nothing is measured but norms: for chains of which only the drafts matter. `depth` is
-    needed only where `own` does not hold the whole chain (an intervention that hides a part of it).
+    needed only where `own` does not hold the whole chain (an intervention that hides a part of it). `rotation`: of the
+    positions start, start+1, ... as far as the last query stands, for chains that would compute them at every depth.
     """
     num_queries = len(token_ids)
     if depth is None:
         depth = 1 if own is None else 2 + (own[0].k.shape[1] if own else 0)
-    slots = torch.arange(start, start + num_queries, device=token_ids.device)
     position = start + depth - 1
     embeds = drafter.embed(token_ids)
-    rotation = drafter.rotation(slots + depth - 1)
+    if rotation is None:
+        rotation = drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))
+    else:
+        rotation = rotation[0][depth - 1 : depth - 1 + num_queries], rotation[1][depth - 1 : depth - 1 + num_queries]
     norms: dict[str, list[Tensor]] = {"in": [], "attn": [], "mlp": [], "out": []}
     masses, queries, chains = [], [], []
-    input_share = None if regions is None else drafter.layers[0].embed_share(embeds, hidden)
+    input_share = None
     for index, layer in enumerate(drafter.layers):
         norms["in"].append(_norm(hidden))
         scale = layer.head_dim**-0.5
-        q, k, v, residual = layer.project(embeds, hidden, rotation)
+        x, residual = layer.read(embeds, hidden)
+        projected = layer.products(x)
+        if index == 0 and regions is not None:
+            input_share = layer.embed_share(x, projected)
+        q, k, v = layer.heads(projected, rotation)
         band = Band.causal(start, query_position=position, window=layer.window)
         chain = None
         if own is not None:
@@ -182,15 +196,16 @@ def step(
         norms["mlp"].append(_norm(mlp))
         norms["out"].append(_norm(hidden))
     logits, feedback = drafter.predict(hidden)
+    feedback_norm = norms["out"][-1] if feedback is hidden else _norm(feedback)
     return StepOutput(
         logits=logits,
         feedback=feedback,
         own=tuple(chains),
-        hidden_in_norm=torch.stack(norms["in"], dim=-1),
-        hidden_out_norm=torch.stack(norms["out"], dim=-1),
-        hidden_feedback_norm=_norm(feedback),
-        branch_norm_attn=torch.stack(norms["attn"], dim=-1),
-        branch_norm_mlp=torch.stack(norms["mlp"], dim=-1),
+        hidden_in_norm=_by_layer(norms["in"]),
+        hidden_out_norm=_by_layer(norms["out"]),
+        hidden_feedback_norm=feedback_norm,
+        branch_norm_attn=_by_layer(norms["attn"]),
+        branch_norm_mlp=_by_layer(norms["mlp"]),
         input_share_embed=input_share,
         masses=tuple(masses),
         queries=tuple(queries),

@@ -332,11 +332,11 @@ def record_live(
                 target_attention=target_attention,
             )
 
-    found = list(fetched(measured()))
+    columns = fetched(measured(), len(every_start))
     if not rounds.is_probabilistic and drafter.norm.weight.dtype == torch.float32:
         _check_drafts(min(map(float, least_gaps)), f"drafter {name}, prompt {prompt.prompt_id}")
     return record_rounds(
-        {column: np.concatenate([p[column] for p in found]) for column in found[0]},
+        columns,
         every_start,
         trace,
         prompt,

@@ -7,7 +7,7 @@ the text was made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -77,9 +77,8 @@ def replay(
         )
         for span in spans
     )
-    pieces = list(fetched(measured))
     return record_rounds(
-        {column: np.concatenate([p[column] for p in pieces]) for column in pieces[0]},
+        fetched(measured, last - first + 1),
         np.arange(first, last + 1),
         trace,
         prompt,
@@ -99,12 +98,13 @@ def draft_chains(
     """The chains that start at span[0] .. span[1], and depth 1 at all slots that they come to. Waits for nothing."""
     first, last = span
     last_fresh = min(last + depth - 1, cache.num_slots - 1)
-    fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth)
+    rotation = drafter.rotation(torch.arange(first, last + depth, device=trace.token_ids.device))
+    fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth, rotation=rotation)
     here = slice(0, last - first + 1)
     drafts = [fresh.drafted.take(here)]
     feedback, own = fresh.output.feedback[here], ()
     for _ in range(2, depth + 1):
-        output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own)
+        output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own, rotation=rotation)
         drafts.append(Drafted.from_step(drafter, output, temperature=trace.temperature))
         feedback, own = output.feedback, output.own
     return drafts, fresh
@@ -117,27 +117,33 @@ def blocks_of_starts(drafter: Drafter, first: int, last: int, depth: int) -> lis
     return [(begin, min(begin + block - 1, last)) for begin in range(first, last + 1, block)]
 
 
-def fetched(measured: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, np.ndarray]]:
-    """The host's copies. On CUDA a block is copied, on a stream of its own, while the next one is computed."""
-    waiting: tuple[dict[str, Tensor], torch.cuda.Event | None] | None = None
+def fetched(measured: Iterable[dict[str, Tensor]], num_rounds: int) -> dict[str, np.ndarray]:
+    """The blocks' columns, one block behind the other, on the host.
+
+    On CUDA a block is copied, on a stream of its own, while the next one is computed, and the host waits once, at the end.
+    The arrays are the pinned memory that was copied to; torch hands it out again when they are gone.
+    """
+    whole: dict[str, Tensor] = {}
     stream: torch.cuda.Stream | None = None
-
-    def fetch(columns: dict[str, Tensor], is_ready: torch.cuda.Event | None) -> dict[str, np.ndarray]:
-        if is_ready is None:
-            return {name: value.numpy() for name, value in columns.items()}
-        assert stream is not None
-        with torch.cuda.stream(stream):
-            stream.wait_event(is_ready)
-            return {name: value.cpu().numpy() for name, value in columns.items()}
-
+    begin = 0
     for columns in measured:
-        is_ready = None
-        if columns["draft_token"].is_cuda:
-            stream = stream or torch.cuda.Stream(columns["draft_token"].device)
-            is_ready = torch.cuda.Event()
-            is_ready.record()
-        if waiting is not None:
-            yield fetch(*waiting)
-        waiting = (columns, is_ready)
-    if waiting is not None:
-        yield fetch(*waiting)
+        device, num_here = columns["draft_token"].device, len(columns["draft_token"])
+        is_cuda = device.type == "cuda"
+        if num_here == num_rounds and not is_cuda:
+            whole = columns
+            break
+        if is_cuda:
+            stream = stream or torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+        for name, value in columns.items():
+            if name not in whole:
+                shape = (num_rounds, *value.shape[1:])
+                whole[name] = torch.empty(shape, dtype=value.dtype, pin_memory=is_cuda)
+            with torch.cuda.stream(stream):
+                whole[name][begin : begin + num_here].copy_(value, non_blocking=True)
+            if stream is not None:
+                value.record_stream(stream)
+        begin += num_here
+    if stream is not None:
+        stream.synchronize()
+    return {name: value.numpy() for name, value in whole.items()}

@@ -16,6 +16,7 @@ from torch import Tensor
 from probes.attention.masses import recent_masses
 from probes.attention.slots import SLOT_REGIONS
 from probes.chain import SlotCache, StepOutput, concat_aux, step
+from probes.drafter.llama import Rotation
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
 from probes.record import NUM_CANDIDATES, REGIONS, PromptRecord, RejectionReason, RoundBatch
@@ -32,6 +33,8 @@ STEP_COLUMNS = (
     "branch_norm_mlp",
     "input_share_embed",
 )
+DRAFT_COLUMNS = ("mass", "own", "entropy", "top", "top_id", "draft_logit", "draft_entropy")
+"""Of each depth; `top` and `draft_logit` over the temperature when T > 0, `top_id` rows of the draft vocabulary."""
 MASS_SUM_TOLERANCE = 1e-3
 
 
@@ -44,7 +47,7 @@ class Drafted:
     logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them, over the temperature when T > 0
     lse: Float[Tensor, "round"]  # of the logits, float32
     logit_gap: Float[Tensor, "round"]  # by which the draft leads the best other one; below 0 when it is not the best
-    columns: dict[str, Tensor]  # name -> [round, ...]
+    columns: dict[str, Tensor]  # name -> [round, ...]: STEP_COLUMNS and DRAFT_COLUMNS
 
     @classmethod
     def from_step(
@@ -61,29 +64,23 @@ class Drafted:
         """
         logits = output.logits if temperature in (0.0, 1.0) else output.logits.float() / temperature
         found = row_statistics(logits, NUM_CANDIDATES)
-        best, gap = found.top_id[:, 0], found.top[:, 0] - found.top[:, 1]
-        probability = (found.top - found.lse[:, None]).exp()
-        draft_prob = probability[:, 0]
+        best, best_logit = found.top_id[:, 0], found.top[:, 0]
+        logit, gap = best_logit, best_logit - found.top[:, 1]
         if row is not None:
-            of_row = logits.gather(1, row[:, None])[:, 0].float()
-            gap = torch.where(row == best, gap, of_row - found.top[:, 0])
-            draft_prob = (of_row - found.lse).exp()
+            logit = logits.gather(1, row[:, None])[:, 0].float()
+            gap = torch.where(row == best, gap, logit - best_logit)
         columns = {name: getattr(output, name) for name in STEP_COLUMNS}
-        columns |= {  # [round, layer, head, ...]
-            name: torch.stack([getattr(m, name) for m in output.masses], dim=1)
-            for name in ("region", "current", "own", "entropy")
-        }
-        columns["draft_top_token"] = drafter.to_target_ids(found.top_id)
-        columns["draft_top_prob"] = probability.half()
-        columns["draft_prob"] = draft_prob
-        columns["draft_entropy"] = found.entropy
+        for name in ("mass", "own", "entropy"):  # [round, layer, head, ...]
+            of_layers = [getattr(m, name) for m in output.masses]
+            columns[name] = of_layers[0][:, None] if len(of_layers) == 1 else torch.stack(of_layers, dim=1)
+        columns |= {"top": found.top, "top_id": found.top_id, "draft_logit": logit, "draft_entropy": found.entropy}
         row = best if row is None else row
         return cls(
             row=row,
             token=drafter.to_target_ids(row),
             logits=logits,
             lse=found.lse,
-            logit_gap=gap * (temperature or 1.0),
+            logit_gap=gap * temperature if temperature else gap,
             columns=columns,
         )
 
@@ -114,10 +111,11 @@ def fresh_pass(
     first: int,
     last: int,
     depth: int,
+    rotation: Rotation | None = None,
 ) -> Fresh:
-    """Depth 1 at the slots first .. last; `cache` holds at least these slots."""
+    """Depth 1 at the slots first .. last; `cache` holds at least these slots. `rotation`: as `step` takes it."""
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
-    output = step(drafter, cache, regions, trace.token_ids[first + 1 : last + 2], fused, start=first)
+    output = step(drafter, cache, regions, trace.token_ids[first + 1 : last + 2], fused, start=first, rotation=rotation)
     slots = torch.arange(first, last + 1, device=trace.token_ids.device)
     recent = [
         recent_masses(
@@ -164,11 +162,14 @@ def label(
     expected = best if trace.is_forced else text
     agrees = (text == expected) & exists
 
-    def all_before(flag: Tensor) -> Tensor:
-        shifted = torch.cat([torch.ones_like(flag[:, :1]), flag[:, :-1]], dim=1)
-        return shifted.long().cumprod(dim=1).bool()
+    is_text = (token == text) & exists
 
-    has_label = exists & all_before(exists & (token == text) & agrees)
+    def all_before(flag: Bool[Tensor, "*round depth"]) -> Bool[Tensor, "*round depth"]:
+        shifted = torch.cat([torch.ones_like(flag[..., :1]), flag[..., :-1]], dim=-1)
+        return shifted.cumprod(dim=-1).bool()
+
+    may_be_labelled, follows_text, agrees_so_far = all_before(torch.stack([is_text & agrees, is_text, agrees]))
+    has_label = exists & may_be_labelled
     accepted = has_label & (token == expected)
     is_rejected = has_label & ~accepted
     was_rejected = ~all_before(~is_rejected)
@@ -186,8 +187,8 @@ def label(
         has_label=has_label,
         accepted=accepted,
         reason=reason,
-        follows_text=exists & all_before(exists & (token == text)),
-        has_all_labels=exists[:, -1] & all_before(agrees)[:, -1],
+        follows_text=exists & follows_text,
+        has_all_labels=exists[:, -1] & agrees_so_far[:, -1],
     )
 
 
@@ -197,11 +198,11 @@ def walk(starts: np.ndarray, accepted_drafts: np.ndarray, num_tokens: int) -> tu
     `starts` is contiguous; `num_tokens` = L, prompt and response.
     """
     on_walk = np.zeros(len(starts), bool)
-    t = int(starts[0]) if len(starts) else num_tokens - 2
+    first = t = int(starts[0]) if len(starts) else num_tokens - 2
+    accepted = accepted_drafts.tolist()
     while t < num_tokens - 2:
-        index = t - int(starts[0])
-        on_walk[index] = True
-        t += int(accepted_drafts[index]) + 1
+        on_walk[t - first] = True
+        t += accepted[t - first] + 1
     return on_walk, t - (num_tokens - 2)
 
 
@@ -216,7 +217,8 @@ def measure_rounds(
     is_greedy: bool = True,
     target_attention: TargetMasses | None = None,
 ) -> dict[str, Tensor]:
-    """The rounds' columns, each [round, ...], by `RoundBatch`'s names (`mass/REGION`, and `is_tie` [round, depth]).
+    """The rounds' columns, each [round, ...], by `RoundBatch`'s names (`mass/REGION` but for `learned_sink`, which no
+    drafter has; `is_tie` [round, depth]; `mass_sum` [round, 2]: the least and the largest sum of a head's masses).
 
     `span`: the first and the last start, known to the host. Nothing here waits for the device. Of drafts that were drawn
     (`is_greedy` False) none is a tie, and whether the fresh argmax is right says nothing about them: null.
@@ -226,11 +228,15 @@ def measure_rounds(
     labels = label(drafter, trace, starts, token)
 
     def over_depth(name: str) -> Tensor:
-        return torch.stack([d.columns[name] for d in drafts], dim=1)
+        values = [d.columns[name] for d in drafts]
+        # one axis behind the round's: with more of them torch copies depth by depth
+        return torch.stack([v.reshape(len(v), -1) for v in values], dim=1).view(-1, depth, *values[0].shape[1:])
 
-    region, own, current = over_depth("region"), over_depth("own"), over_depth("current")
-    mass = {"own": own, "current": current, "learned_sink": torch.zeros_like(own)}
-    mass |= {region_name: region[..., i] for i, region_name in enumerate(SLOT_REGIONS)}
+    mass, own = over_depth("mass"), over_depth("own")
+    by_region = mass.permute(4, 0, 1, 2, 3).contiguous()  # [region and current, round, depth, layer, head]
+    least, largest = (mass.sum(dim=-1) + own).flatten(1).aminmax(dim=1)
+    top, draft_logit = over_depth("top"), over_depth("draft_logit")
+    lse = torch.stack([d.lse for d in drafts], dim=1)
     # the true-feature query at slot t+k-1; beyond the text there is none
     slot = starts[:, None] + torch.arange(depth, device=starts.device) - fresh.first
     has_fresh = slot < len(fresh.drafted.row)
@@ -241,7 +247,7 @@ def measure_rounds(
         return torch.where(has_fresh.view(*has_fresh.shape, *(1 for _ in value.shape[2:])), value, torch.nan)
 
     recent = where_fresh(fresh.recent[slot, depth_index])
-    fresh_sink = where_fresh(fresh.drafted.columns["region"][slot][..., 0])
+    fresh_sink = where_fresh(fresh.drafted.columns["mass"][..., 0][slot])
     fresh_token = torch.where(has_fresh, fresh.drafted.token[slot], -1)
     next_position = starts[:, None] + torch.arange(2, depth + 2, device=starts.device)
     has_next = next_position < len(trace.token_ids)
@@ -259,7 +265,7 @@ def measure_rounds(
         "fusion_energy": shares.energy,
         "aux_norm": shares.aux_norm,
         "draft_token": token.int(),
-        "draft_prob": over_depth("draft_prob"),
+        "draft_prob": (draft_logit - lse).exp(),
         "draft_entropy": over_depth("draft_entropy"),
         "target_token": labels.expected.int(),
         **target_columns(drafter, trace, starts, span, drafts, labels.has_label),
@@ -269,15 +275,17 @@ def measure_rounds(
         "fresh_right": torch.where(has_fresh & has_next & is_greedy, (fresh_token == text_token).to(torch.int8), -1),
         "target_divergence": None
         if target_attention is None
-        else target_divergence(drafter, trace, starts, labels, region, own + current, target_attention),
+        else target_divergence(drafter, trace, starts, labels, mass, own, target_attention),
         "recent_mass": recent,
         "own_excess": own - recent,
-        "sink_deficit": fresh_sink - region[..., 0],
+        "sink_deficit": fresh_sink - by_region[0],
         "attention_entropy": over_depth("entropy"),
-        "draft_top_token": over_depth("draft_top_token").int(),
-        "draft_top_prob": over_depth("draft_top_prob").float(),
+        "draft_top_token": drafter.to_target_ids(over_depth("top_id")).int(),
+        "draft_top_prob": (top - lse[..., None]).exp().half(),
         **{name: over_depth(name) for name in STEP_COLUMNS},
-        **{f"mass/{name}": mass[name] for name in REGIONS},
+        "mass_sum": torch.stack([least, largest], dim=1),
+        "mass/own": own,
+        **{f"mass/{name}": of_region for name, of_region in zip((*SLOT_REGIONS, "current"), by_region, strict=True)},
     }
     return {
         name: value.float() if value.is_floating_point() else value
@@ -312,11 +320,12 @@ def record_rounds(
         on_walk, trimmed = walk(starts, accepted_drafts, num_text_tokens)
         if num_rounds and starts[0] > trace.num_prompt_tokens - 1:
             trimmed = None  # a walk over the last tokens alone does not make the whole response
-    mass = {region: columns.pop(f"mass/{region}") for region in REGIONS}
-    total = np.sum(list(mass.values()), axis=0)
-    if num_rounds and not (np.abs(total - 1) < MASS_SUM_TOLERANCE).all():
+    no_mass = np.zeros_like(columns["mass/own"])
+    mass = {region: columns.pop(f"mass/{region}", no_mass) for region in REGIONS}
+    mass_sum = columns.pop("mass_sum")
+    if num_rounds and not (np.abs(mass_sum - 1) < MASS_SUM_TOLERANCE).all():
         raise SelfCheckError(
-            f"attention masses sum to {total.min():.5f} .. {total.max():.5f} instead of 1",
+            f"attention masses sum to {mass_sum.min():.5f} .. {mass_sum.max():.5f} instead of 1",
             code="masses_do_not_sum_to_one",
             where=f"drafter {name}, prompt {prompt.prompt_id}",
             remedy="this is a defect of the attention kernel or of driftscope: please report it with this checkpoint",
@@ -348,13 +357,14 @@ def target_divergence(
     trace: TargetTrace,
     starts: Int[Tensor, "round"],
     labels: Labels,
-    region: Float[Tensor, "round depth layer head region"],
-    own_and_current: Float[Tensor, "round depth layer head"],
+    mass: Float[Tensor, "round depth layer head region_and_current"],
+    own: Float[Tensor, "round depth layer head"],
     target: TargetMasses,
 ) -> Tensor:
     """[round, depth, aux + 1] bits, see `RoundBatch.target_divergence`; the drafter's layers and heads are averaged."""
-    ours = compared_masses(region.mean(dim=(2, 3)), own_and_current.mean(dim=(2, 3)))
-    depth = region.shape[1]
+    mean = mass.mean(dim=(2, 3))
+    ours = compared_masses(mean[..., :-1], mean[..., -1] + own.mean(dim=(2, 3)))
+    depth = mass.shape[1]
     index = starts[:, None] + torch.arange(1, depth + 1, device=starts.device) - (trace.num_prompt_tokens - 1)
     columns = []
     for theirs in [*(target.by_layer.get(i - 1) for i in drafter.spec.aux_layer_ids), target.full_mean]:

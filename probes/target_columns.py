@@ -46,15 +46,23 @@ def target_columns(
 
     num_candidates = min(NUM_CANDIDATES, num_ids)
     ids = drafter.target_ids()
-    log_p = torch.zeros(num_rows, depth, device=device)
-    rank = torch.zeros(num_rows, depth, dtype=torch.int32, device=device)
-    top_token = torch.zeros(num_rows, num_candidates, dtype=torch.int32, device=device)
-    top_log_p = torch.zeros(num_rows, num_candidates, device=device)
-    p = torch.zeros(num_rows, len(ids), device=device)
+    log_p = torch.empty(num_rows, depth, device=device)
+    rank = torch.empty(num_rows, depth, dtype=torch.int32, device=device)
+    top_token = torch.empty(num_rows, num_candidates, dtype=torch.int32, device=device)
+    top_log_p = torch.empty(num_rows, num_candidates, device=device)
+    p = torch.empty(num_rows, len(ids), device=device)
+    num_known = max(0, min(num_rows, len(trace.logits) - offset))
+    if num_known < num_rows:  # past the text, where no draft has a label
+        for column in (log_p, rank, top_token, top_log_p, p):
+            column[num_known:] = 0
+
+    def over_temperature(x: Tensor) -> Tensor:
+        return x if temperature == 1.0 else x.float() / temperature
+
     block = max(1, BLOCK_ELEMENTS // num_ids)
     temperature = trace.temperature or 1.0
-    for begin in range(0, min(num_rows, len(trace.logits) - offset), block):
-        logits = trace.logits[offset + begin : offset + min(begin + block, num_rows)]
+    for begin in range(0, num_known, block):
+        logits = trace.logits[offset + begin : offset + min(begin + block, num_known)]
         at = slice(begin, begin + len(logits))
         of_draft = logits.gather(1, token_at[at])
         found = row_statistics(logits, num_candidates, threshold=of_draft, temperature=temperature)
@@ -63,10 +71,11 @@ def target_columns(
             logits = trace.sampling.cut(logits)
             of_draft = logits.gather(1, token_at[at])
             found = row_statistics(logits, num_candidates, temperature=temperature)
-        log_p[at] = of_draft.float() / temperature - found.lse[:, None]
+        lse = found.lse[:, None]
+        torch.sub(over_temperature(of_draft), lse, out=log_p[at])
         top_token[at] = found.top_id
-        top_log_p[at] = found.top - found.lse[:, None]
-        torch.sub(logits[:, ids].float() / temperature, found.lse[:, None], out=p[at]).exp_()
+        torch.sub(found.top, lse, out=top_log_p[at])
+        torch.sub(over_temperature(logits[:, ids]), lse, out=p[at]).exp_()
 
     is_dense = last - first + 1 == num_rounds
 

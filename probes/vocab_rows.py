@@ -44,7 +44,7 @@ def row_statistics(
 
         lse, entropy, group_max, above = vocab_kernel.statistics(logits, threshold, temperature)
         top, top_id = vocab_kernel.largest(logits, group_max, num_top)
-        return RowStatistics(lse, entropy, top / temperature, top_id, above)
+        return RowStatistics(lse, entropy, top if temperature == 1.0 else top / temperature, top_id, above)
     above = None
     if threshold is not None:
         counts = [(logits > t[:, None]).sum(dim=-1, dtype=torch.int32) for t in threshold.unbind(dim=1)]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.norm import RMSNorm
 
 
 class FusionShares(NamedTuple):
@@ -31,9 +31,9 @@ class Fusion(nn.Module):
         self.num_aux = spec.num_aux
         width = spec.target_hidden_size * spec.num_aux
         eps = spec.rms_norm_eps
-        self.input_norm = LlamaRMSNorm(width, eps) if spec.norm_before_fc else None
+        self.input_norm = RMSNorm(width, eps) if spec.norm_before_fc else None
         self.fc_norm = (
-            nn.ModuleList(LlamaRMSNorm(spec.target_hidden_size, eps) for _ in range(spec.num_aux))
+            nn.ModuleList(RMSNorm(spec.target_hidden_size, eps) for _ in range(spec.num_aux))
             if spec.has_fc_norm
             else None
         )
@@ -64,8 +64,7 @@ class Fusion(nn.Module):
         )  # [round, aux, hidden]
         bias = None if self.fc.bias is None else self.fc.bias.float()
         fused = terms.sum(dim=1) if bias is None else terms.sum(dim=1) + bias
-        square = fused.square().sum(dim=-1, keepdim=True)
-        square = torch.where(square > 0, square, torch.nan)
+        square = fused.square().sum(dim=-1, keepdim=True)  # where it is 0, so are the products: NaN
         energy = terms.norm(dim=-1)
         return FusionShares(
             share=torch.einsum("rah,rh->ra", terms, fused) / square,

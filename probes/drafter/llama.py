@@ -14,9 +14,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.norm import RMSNorm
+
+Rotation = tuple[Float[Tensor, "*slot head_dim"], Float[Tensor, "*slot head_dim"]]
+"""cos and sin of RoPE by position."""
+
+
+class Projected(NamedTuple):
+    """The three products, biases included, before any norm of a head and before RoPE."""
+
+    q: Float[Tensor, "*slot q_size"]
+    k: Float[Tensor, "*slot kv_size"]
+    v: Float[Tensor, "*slot kv_size"]
 
 
 class Projection(NamedTuple):
@@ -69,9 +81,9 @@ class LlamaDrafterLayer(nn.Module):
         self.window = spec.sliding_window[index]
         self.norm_before_residual = spec.norm_before_residual
         size, eps = spec.hidden_size, spec.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(size, eps)
-        self.hidden_norm = LlamaRMSNorm(size, eps) if index == 0 and spec.has_hidden_norm else None
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps) if index == 0 and spec.has_hidden_norm else None
+        self.post_attention_layernorm = RMSNorm(size, eps)
         self.self_attn = LlamaAttentionProjections(spec, 2 * size if index == 0 else size)
         self.mlp = LlamaMLP(spec)
 
@@ -86,19 +98,21 @@ class LlamaDrafterLayer(nn.Module):
         return torch.cat([self.input_layernorm(embeds), normed], dim=-1), residual
 
     def project(
-        self,
-        embeds: Float[Tensor, "*slot hidden"],
-        hidden: Float[Tensor, "*slot hidden"],
-        rotation: tuple[Float[Tensor, "*slot head_dim"], Float[Tensor, "*slot head_dim"]],
+        self, embeds: Float[Tensor, "*slot hidden"], hidden: Float[Tensor, "*slot hidden"], rotation: Rotation
     ) -> Projection:
         """q and k after RoPE; `rotation` = `Drafter.rotation(positions)`. `embeds` is read by layer 0 only."""
         x, residual = self.read(embeds, hidden)
+        return Projection(*self.heads(self.products(x), rotation), residual)
+
+    def products(self, x: Float[Tensor, "*slot input"]) -> Projected:
+        """Of what `read` gives."""
         attn = self.self_attn
-        q = attn.q_proj(x).unflatten(-1, (-1, self.head_dim))
-        k = attn.k_proj(x).unflatten(-1, (-1, self.head_dim))
-        v = attn.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        q, k = apply_rotary_pos_emb(q, k, *rotation, unsqueeze_dim=-2)
-        return Projection(q, k, v, residual)
+        return Projected(attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
+
+    def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by head, q and k after RoPE."""
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        return *apply_rotary_pos_emb(q, k, *rotation, unsqueeze_dim=-2), v
 
     def attention_branch(self, attended: Float[Tensor, "*slot attended"]) -> Float[Tensor, "*slot hidden"]:
         """What attention adds to the residual; `attended` = heads * head_dim."""
@@ -115,19 +129,17 @@ class LlamaDrafterLayer(nn.Module):
         stream = residual + self.attention_branch(attended)
         return stream + self.mlp_branch(stream)
 
-    def embed_share(
-        self, embeds: Float[Tensor, "*slot hidden"], hidden: Float[Tensor, "*slot hidden"]
-    ) -> Float[Tensor, "*slot"] | None:
-        """Signed share of the embedding half in the stacked q, k, v projection, float32; None beyond layer 0.
+    def embed_share(self, x: Float[Tensor, "*slot input"], projected: Projected) -> Float[Tensor, "*slot"]:
+        """Signed share of the embedding half in layer 0's stacked q, k, v products, float32; NaN where these are 0.
 
-        <W_e e, W [e, n]> / ||W [e, n]||^2 before RoPE and bias.
+        <W_e e, W [e, n]> / ||W [e, n]||^2 before RoPE and bias, of what `read` and `products` gave. Products in the model's
+        dtype, sums in float32.
         """
-        if self.index > 0:
-            return None
-        x, _ = self.read(embeds, hidden)
-        attn, size = self.self_attn, embeds.shape[-1]
-        weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])
-        from_embed = linear(x[..., :size], weight[:, :size]).float()  # products in the model's dtype, sums in float32
-        total = from_embed + linear(x[..., size:], weight[:, size:]).float()
-        inner, square = torch.linalg.vecdot(from_embed, total), torch.linalg.vecdot(total, total)
-        return inner / torch.where(square > 0, square, torch.nan)
+        attn, wide = self.self_attn, torch.promote_types(x.dtype, torch.float32)
+        layers, size = (attn.q_proj, attn.k_proj, attn.v_proj), x.shape[-1] // 2
+        from_embed = linear(x[..., :size], torch.cat([layer.weight[:, :size] for layer in layers])).to(wide)
+        total = torch.cat(projected, dim=-1)
+        if attn.q_proj.bias is not None:
+            total = total.to(wide) - torch.cat([layer.bias for layer in layers])
+        square = torch.linalg.vector_norm(total, dim=-1, dtype=wide).square()
+        return (from_embed * total).sum(dim=-1) / square

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.fusion import Fusion
-from probes.drafter.llama import LlamaDrafterLayer, rotary_embedding
+from probes.drafter.llama import LlamaDrafterLayer, Rotation, rotary_embedding
+from probes.drafter.norm import RMSNorm
 from probes.drafter.qwen3 import Qwen3DrafterLayer
 from probes.errors import CheckpointError
 
@@ -29,7 +29,7 @@ class Drafter(Fusion):
         self.spec = spec
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(LAYER_FAMILIES[spec.family](spec, i) for i in range(spec.num_layers))
-        self.norm = LlamaRMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
         self.d2t = nn.Buffer(torch.zeros(spec.draft_vocab_size, dtype=torch.int64))
         self.rotary = rotary_embedding(spec)
@@ -76,9 +76,7 @@ class Drafter(Fusion):
         """f = fc(norms(g)); without fc the target's state itself."""
         return Fusion.forward(self, aux)
 
-    def rotation(
-        self, positions: Int[Tensor, "*slot"]
-    ) -> tuple[Float[Tensor, "*slot head_dim"], Float[Tensor, "*slot head_dim"]]:
+    def rotation(self, positions: Int[Tensor, "*slot"]) -> Rotation:
         """cos and sin of RoPE at these positions, for `layers[i].project`. Slot t stands at position t."""
         flat = positions.reshape(1, -1)
         cos, sin = self.rotary(self.norm.weight, flat)  # the first argument only gives dtype and device
