@@ -69,9 +69,9 @@ class Load:
 
 
 LOADS = (
-    Load(concurrency=1, prompt_tokens=512, max_tokens=160),
-    Load(concurrency=16, prompt_tokens=512, max_tokens=128),
-    Load(concurrency=1, prompt_tokens=8192, max_tokens=160),
+    Load(concurrency=1, prompt_tokens=512, max_tokens=192),
+    Load(concurrency=16, prompt_tokens=512, max_tokens=256),
+    Load(concurrency=1, prompt_tokens=8192, max_tokens=256),
 )
 
 

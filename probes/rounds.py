@@ -320,7 +320,7 @@ def record_rounds(
         on_walk, trimmed = walk(starts, accepted_drafts, num_text_tokens)
         if num_rounds and starts[0] > trace.num_prompt_tokens - 1:
             trimmed = None  # a walk over the last tokens alone does not make the whole response
-    no_mass = np.zeros_like(columns["mass/own"])
+    no_mass = np.zeros(columns["mass/own"].shape, np.float32)
     mass = {region: columns.pop(f"mass/{region}", no_mass) for region in REGIONS}
     mass_sum = columns.pop("mass_sum")
     if num_rounds and not (np.abs(mass_sum - 1) < MASS_SUM_TOLERANCE).all():

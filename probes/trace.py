@@ -1,7 +1,8 @@
 """A finished text and what the target computed on it. Knows no model: a text is read or written by `probes.target`.
 
 Logits of all positions of a long text would be tens of gigabytes (128K tokens x 128K ids in bfloat16: 34 GB), so they may
-be kept as the states that the output head reads, and computed for the positions that are looked at.
+be kept as the states that the output head reads, and computed for the positions that are looked at; a short text's are
+computed once on a CUDA device.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ BLOCK_ELEMENTS = 1 << 26
 """Logits looked at together (256 MiB in float32)."""
 
 
+MAX_KEPT_BYTES = 1 << 31
+"""Logits of a text on a CUDA device that are kept: every drafter and the text's own choices look at them."""
+
+
 @dataclass(frozen=True)
 class HeadLogits:
-    """Logits by position, computed when indexed: `head` maps the states that it reads to them."""
+    """Logits by position, computed when indexed: `head` maps the states that it reads to them. Where they are kept, all are
+    computed at the first look.
+    """
 
     states: Float[Tensor, "position hidden"]
     head: Callable[[Tensor], Tensor]
@@ -40,8 +47,17 @@ class HeadLogits:
     def shape(self) -> tuple[int, int]:
         return len(self.states), self.num_ids
 
+    @property
+    def is_kept(self) -> bool:
+        num_bytes = len(self) * self.num_ids * self.states.element_size()
+        return self.states.is_cuda and num_bytes <= MAX_KEPT_BYTES
+
+    @cached_property
+    def _kept(self) -> Float[Tensor, "position vocab"]:
+        return self.head(self.states)
+
     def __getitem__(self, index: int | slice | Tensor) -> Tensor:
-        return self.head(self.states[index])
+        return self._kept[index] if self.is_kept else self.head(self.states[index])
 
 
 class Choices(NamedTuple):

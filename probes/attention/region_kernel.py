@@ -3,7 +3,8 @@
 
 One kernel for thousands of queries (replay) and for one query a request (decode, split over the slots). Rows are (query,
 head of one kv head) pairs, so K and V are read once per GQA group. Accumulation is float32, float32 inputs are multiplied
-in full precision (`ieee`), region masses are summed from float16 probabilities (11 bits, the others' 8 would not do).
+in full precision (`ieee`). Regions are long runs: a tile of slots that lies in one has the softmax's own row sum as its
+mass; where several meet, masses are summed from float16 probabilities (11 bits, the others' 8 would not do).
 Online softmax after Milakov & Gimelshein (arXiv 1805.02867); the entropy is kept relative to the running maximum, the
 splits are merged by log-sum-exp. Knows nothing of chains or text. `probes.attention.masses` has the same in plain torch.
 """
@@ -25,6 +26,7 @@ MAX_HEAD_DIM = 256
 MAX_REGIONS = 15
 """Columns of the one-hot tile, less the one of the current slot."""
 NUM_COLUMNS = 16  # the smallest a matrix unit takes
+SEVERAL = 255  # the "region" of a tile in which several meet
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -59,9 +61,30 @@ def _dot(a, b, to, IS_WIDENED: tl.constexpr):
 
 
 @triton.jit
+def _region_at(bounds_base, slot, NUM_BOUNDS: tl.constexpr):
+    """How many bounds are at or before a slot, or before each of a block of slots."""
+    region = slot * 0
+    for i in tl.static_range(NUM_BOUNDS):
+        region += (slot >= tl.load(bounds_base + i)).to(tl.int32)
+    return region
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tiles"])
+def _tile_regions(REGION, TILE_REGION, num_slots, num_tiles, stride_region, BLOCK_N: tl.constexpr):
+    """Program (tile, request): the region of the tile's slots, 255 (SEVERAL) where they are of several."""
+    tile, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    region_base = REGION + request * stride_region + tile * BLOCK_N
+    offset = tl.arange(0, BLOCK_N)
+    first = tl.load(region_base)
+    is_other = tl.load(region_base + offset, mask=tile * BLOCK_N + offset < num_slots, other=255) != first
+    is_other = is_other & (tile * BLOCK_N + offset < num_slots)
+    tl.store(TILE_REGION + request * num_tiles + tile, tl.where(tl.max(is_other.to(tl.int32), 0) > 0, 255, first))
+
+
+@triton.jit
 def _tiles(
     q, acc, mass, m, l, e, current,
-    k_base, v_base, region_base, bounds_base, table_base,
+    k_base, v_base, region_base, tile_region_base, bounds_base, table_base,
     tile_begin, tile_end, num_slots, first, last, scale_log2,
     stride_kb, stride_ks, stride_vb, stride_vs,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
@@ -101,15 +124,6 @@ def _tiles(
             p = tl.where(is_seen, p, 0.0)
         if HAS_MASS:
             e = alpha * (e + (m - m_new) * l) + tl.sum(p * shifted, 1)
-            if NUM_BOUNDS > 0:
-                region = tl.zeros([BLOCK_N], tl.int32)
-                for i in tl.static_range(NUM_BOUNDS):
-                    region += (slot >= tl.load(bounds_base + i)).to(tl.int32)
-            elif IS_MASKED:
-                region = tl.load(region_base + slot, mask=slot < num_slots, other=0).to(tl.int32)
-            else:
-                region = tl.load(region_base + slot).to(tl.int32)
-            one_hot = region[:, None] == column[None, :]
             elsewhere = p
             if HAS_CURRENT:
                 current *= alpha
@@ -118,10 +132,24 @@ def _tiles(
                     current += tl.sum(tl.where(is_current, p, 0.0), 1)
                     elsewhere = tl.where(is_current, 0.0, p)
             mass *= alpha[:, None]
-            if q.dtype == tl.float32:
-                mass = _dot(elsewhere, one_hot.to(tl.float32), mass, False)
+            if NUM_BOUNDS > 0:
+                only = _region_at(bounds_base, tile * BLOCK_N, NUM_BOUNDS)
+                if only != _region_at(bounds_base, tile * BLOCK_N + BLOCK_N - 1, NUM_BOUNDS):
+                    only = 255
             else:
-                mass = _dot(elsewhere.to(tl.float16), one_hot.to(tl.float16), mass, False)
+                only = tl.load(tile_region_base + tile).to(tl.int32)
+            if only < 16:
+                mass += tl.where((column == only)[None, :], tl.sum(elsewhere, 1)[:, None], 0.0)
+            else:
+                if NUM_BOUNDS > 0:
+                    region = _region_at(bounds_base, slot, NUM_BOUNDS)
+                else:
+                    region = tl.load(region_base + slot, mask=slot < num_slots, other=0).to(tl.int32)
+                one_hot = region[:, None] == column[None, :]
+                if q.dtype == tl.float32:
+                    mass = _dot(elsewhere, one_hot.to(tl.float32), mass, False)
+                else:
+                    mass = _dot(elsewhere.to(tl.float16), one_hot.to(tl.float16), mass, False)
         l = l * alpha + tl.sum(p, 1)
         m = m_new
         if IS_MASKED:
@@ -135,13 +163,17 @@ def _tiles(
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "num_queries", "band_first", "band_last", "total_queries", "num_splits", "window"]
-)
+    do_not_specialize=[
+        "num_slots", "num_queries", "band_first", "band_last", "total_queries", "num_splits", "window",
+        "stride_table", "stride_region", "stride_tile_region",
+    ]
+)  # fmt: skip
 def _attention(
-    Q, K, V, REGION, BOUNDS, SINK, TABLE, NUM_SLOTS, QUERY_START,
+    Q, K, V, REGION, TILE_REGION, BOUNDS, SINK, TABLE, NUM_SLOTS, QUERY_START,
     OUT, LSE, MASS, ENTROPY,
     scale_log2, num_slots, num_queries, band_first, band_last, total_queries, num_splits, window,
     stride_qq, stride_qh, stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_table, stride_region,
+    stride_tile_region,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr,
     NUM_BOUNDS: tl.constexpr, NUM_MASSES: tl.constexpr, HAS_CURRENT: tl.constexpr, HAS_SINK: tl.constexpr,
@@ -152,7 +184,7 @@ def _attention(
     block = tl.num_programs(0) // num_splits - 1 - tl.program_id(0) // num_splits  # the longest rows first
     split = tl.program_id(0) % num_splits
     query_begin = 0
-    table_base, bounds_base, region_base = TABLE, BOUNDS, REGION
+    table_base, bounds_base, region_base, tile_region_base = TABLE, BOUNDS, REGION, TILE_REGION
     if PAGE > 0:
         query_begin = tl.load(QUERY_START + request)
         num_queries = tl.load(QUERY_START + request + 1) - query_begin
@@ -161,6 +193,7 @@ def _attention(
         table_base += request * stride_table
         bounds_base += request * NUM_BOUNDS
         region_base += request.to(tl.int64) * stride_region
+        tile_region_base += request * stride_tile_region
         if HAS_WINDOW:
             band_first = band_last - window + 1
     if block * BLOCK_M >= num_queries * GROUP:
@@ -207,17 +240,17 @@ def _attention(
     last = band_last + query
     if HAS_WINDOW:
         acc, mass, m, l, e, current = _tiles(
-            q, acc, mass, m, l, e, current, k_base, v_base, region_base, bounds_base, table_base,
+            q, acc, mass, m, l, e, current, k_base, v_base, region_base, tile_region_base, bounds_base, table_base,
             begin, full_begin, num_slots, first, last, scale_log2, stride_kb, stride_ks, stride_vb, stride_vs,
             HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, NUM_BOUNDS, NUM_MASSES > 0, HAS_CURRENT, IS_WIDENED, True,
         )  # fmt: skip
     acc, mass, m, l, e, current = _tiles(
-        q, acc, mass, m, l, e, current, k_base, v_base, region_base, bounds_base, table_base,
+        q, acc, mass, m, l, e, current, k_base, v_base, region_base, tile_region_base, bounds_base, table_base,
         full_begin, full_end, num_slots, first, last, scale_log2, stride_kb, stride_ks, stride_vb, stride_vs,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, NUM_BOUNDS, NUM_MASSES > 0, HAS_CURRENT, IS_WIDENED, False,
     )  # fmt: skip
     acc, mass, m, l, e, current = _tiles(
-        q, acc, mass, m, l, e, current, k_base, v_base, region_base, bounds_base, table_base,
+        q, acc, mass, m, l, e, current, k_base, v_base, region_base, tile_region_base, bounds_base, table_base,
         full_end, end, num_slots, first, last, scale_log2, stride_kb, stride_ks, stride_vb, stride_vs,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, NUM_BOUNDS, NUM_MASSES > 0, HAS_CURRENT, IS_WIDENED, True,
     )  # fmt: skip
@@ -333,7 +366,8 @@ def attend_paged(
     """
     if bounds is not None:
         num_regions = bounds.shape[1] + 1
-        bounds = bounds.to(torch.int32).contiguous()
+        if bounds.dtype != torch.int32 or not bounds.is_contiguous():
+            bounds = bounds.to(torch.int32).contiguous()
     _check(q, k, num_regions)
     return _launch(
         q,
@@ -386,30 +420,34 @@ def _launch(
     group = num_heads // num_kv_heads
     blocks = blocks or choose_blocks(q.dtype, head_dim, num_queries * group)
     num_requests = 1 if paged is None else paged.block_table.shape[0]
-    num_blocks = triton.cdiv(num_queries * group, blocks.rows)
+    num_blocks = _ceil(num_queries * group, blocks.rows)
+    num_tiles = _ceil(num_slots, blocks.slots)
     if num_splits is None:
         num_programs = num_blocks * num_kv_heads * num_requests
-        num_splits = choose_splits(q.device, num_programs, triton.cdiv(num_slots, blocks.slots))
-    has_mass = region is not None or bounds is not None
-    num_masses = num_regions + has_current if has_mass else 0
+        num_splits = choose_splits(q.device, num_programs, num_tiles, blocks.num_resident(q.dtype, head_dim))
+    num_masses = 0 if region is None and bounds is None else num_regions + has_current
     if band is not None:
         window = None if band.first < -num_queries else band.last - band.first + 1  # else it reaches slot 0 for all
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, device=q.device, dtype=dtype)
-
     def outputs(parts: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         shape = (*parts, total_queries, num_heads)
-        with_mass = (*shape, num_masses), shape
-        return [empty(*shape, head_dim, dtype=dtype), empty(*shape), *(empty(*s) for s in with_mass if num_masses)]
+        shapes = [(*shape, head_dim), shape] + ([(*shape, num_masses), shape] if num_masses else [])
+        return [q.new_empty(s, dtype=torch.float32 if i else dtype) for i, s in enumerate(shapes)]
 
     out = outputs((), q.dtype)
     parts = out if num_splits == 1 else outputs((num_splits,), torch.float32)
     nothing = out[1]  # stands for a pointer that is never read
+    tile_region = nothing
+    if region is not None:
+        tile_region = region.new_empty(num_requests, num_tiles)
+        _tile_regions[num_tiles, num_requests](
+            region, tile_region, min(num_slots, region.shape[1]), num_tiles, region.stride(0), BLOCK_N=blocks.slots
+        )
     _attention[num_blocks * num_splits, num_kv_heads, num_requests](
         q, k, v,
         nothing if region is None else region,
+        tile_region,
         nothing if bounds is None else bounds,
         nothing if sink is None else sink,
         *((nothing, nothing, nothing) if paged is None else (paged.block_table, paged.num_slots, paged.query_start)),
@@ -418,7 +456,7 @@ def _launch(
         num_slots, num_queries, 0 if band is None else max(band.first, -num_queries), 0 if band is None else band.last,
         total_queries, num_splits, window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-        0 if paged is None else paged.block_table.stride(0), 0 if region is None else region.stride(0),
+        0 if paged is None else paged.block_table.stride(0), 0 if region is None else region.stride(0), num_tiles,
         NUM_HEADS=num_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
         BLOCK_M=blocks.rows, BLOCK_N=blocks.slots,
         PAGE=0 if paged is None else k.shape[1],
@@ -432,6 +470,10 @@ def _launch(
         _merge_splits[total_queries * num_heads,](
             *parts, *nothings, *out, *nothings, total_queries * num_heads, num_splits,
             HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
-            BLOCK_S=triton.next_power_of_2(num_splits), NUM_MASSES=num_masses, num_warps=4,
+            BLOCK_S=1 << (num_splits - 1).bit_length(), NUM_MASSES=num_masses, num_warps=4,
         )  # fmt: skip
     return RegionAttention(out[0], out[1], out[2] if num_masses else None, out[3] if num_masses else None)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 
 MIN_TILES_PER_SPLIT = 4
+MAX_SPLITS = 128
+TILES_PER_PROGRAM = 3
+"""What a program costs beside its tiles, in tiles."""
+SHARED_BYTES = 227 * 1024
+"""Of a Hopper multiprocessor. On another card the number of splits is further from the best, the result the same."""
+MAX_WARPS = 8
+"""That a multiprocessor's registers hold at 255 a thread."""
 
 
 class Blocks(NamedTuple):
@@ -15,6 +22,11 @@ class Blocks(NamedTuple):
     slots: int
     num_warps: int
     num_stages: int
+
+    def num_resident(self, dtype: torch.dtype, head_dim: int) -> int:
+        """How many programs a multiprocessor holds: by the registers of large tiles, and by the tiles of K and V."""
+        tile_bytes = 2 * self.slots * padded(head_dim) * dtype.itemsize
+        return max(1, min(MAX_WARPS // self.num_warps, SHARED_BYTES // (self.num_stages * tile_bytes)))
 
 
 def padded(head_dim: int) -> int:
@@ -35,10 +47,17 @@ def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int) -> Blocks:
     return Blocks(128, 64, 8, 3) if size <= 128 else Blocks(64, 64, 8, 2)
 
 
-def choose_splits(device: torch.device, num_programs: int, num_tiles: int) -> int:
-    """Enough programs for two on each multiprocessor, none with less than a few tiles."""
-    wanted = -(-2 * _num_multiprocessors(device) // max(num_programs, 1))
-    return max(1, min(wanted, num_tiles // MIN_TILES_PER_SPLIT, 128))
+@lru_cache(maxsize=1024)
+def choose_splits(device: torch.device, num_programs: int, num_tiles: int, num_resident: int = 1) -> int:
+    """The fewest splits whose time is within a tenth of the shortest.
+
+    Time is counted in tiles of the longest program, in as many waves as it takes with `num_resident` programs a
+    multiprocessor: filling the pipeline, writing and merging count as some tiles more.
+    """
+    at_once = num_resident * _num_multiprocessors(device)
+    most = max(1, min(num_tiles // MIN_TILES_PER_SPLIT, MAX_SPLITS))
+    times = [-(-num_programs * n // at_once) * (-(-num_tiles // n) + TILES_PER_PROGRAM) for n in range(1, most + 1)]
+    return 1 + next(i for i, time in enumerate(times) if time <= 1.1 * min(times))
 
 
 @cache

@@ -5,7 +5,7 @@ python -m pytest -m gpu tests/gpu
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from probes.job import run_job
 from probes.models import LoadedDrafter, Models
 from probes.record import RoundBatch
 from probes.target import Target
+from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -83,16 +84,7 @@ def measure(name: str, engine: str, device: str, dtype: str = "float32") -> list
 def test_replay_equals_the_cpus(name: str) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     for ours, theirs in zip(measure(name, "replay", "cuda"), measure(name, "replay", "cpu"), strict=True):
-        for field in fields(RoundBatch):
-            a, b = getattr(ours, field.name), getattr(theirs, field.name)
-            if isinstance(a, np.ndarray) and np.issubdtype(a.dtype, np.floating):
-                tolerance = max(1e-4, float(np.finfo(a.dtype).eps))  # some columns are stored in half precision
-                largest = max(1.0, float(np.nanmax(np.abs(b), initial=0.0)))
-                np.testing.assert_allclose(a, b, atol=tolerance * largest, err_msg=field.name)
-            elif isinstance(a, np.ndarray):
-                assert a.tolist() == b.tolist(), field.name
-        for region, mass in ours.mass.items():
-            np.testing.assert_allclose(mass, theirs.mass[region], atol=1e-5, err_msg=region)
+        assert_same_rounds(ours, theirs, atol=1e-4, mass_atol=1e-5)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -21,10 +21,11 @@ from probes.checkpoint.tensors import load_tensors
 from probes.demo_target import demo_target_path
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
-from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.record import TEXT_REGIONS, PromptRecord
 from probes.replay import draft_chains, replay, starts_of
 from probes.rounds import measure_rounds
 from probes.target import Target, TargetTrace
+from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, random_tensors, tiny_spec, tiny_target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -55,23 +56,6 @@ def tiny_pair(**flags: object) -> tuple[Target, Drafter]:
     return Target(model.to("cuda"), TOKENIZER, aux_layer_ids=spec.aux_layer_ids), Drafter.load(
         spec, tensors, device="cuda"
     )
-
-
-def stored(column: np.ndarray) -> float:
-    """By how much two numbers that were nearly equal may differ once they are stored as this column is."""
-    return float(np.finfo(column.dtype).eps)
-
-
-def assert_same(ours: RoundBatch, theirs: RoundBatch, tolerance: float) -> None:
-    for field in fields(RoundBatch):
-        a, b = getattr(ours, field.name), getattr(theirs, field.name)
-        if isinstance(a, np.ndarray) and np.issubdtype(a.dtype, np.floating):
-            largest = max(1.0, float(np.nanmax(np.abs(b), initial=0.0)))
-            np.testing.assert_allclose(a, b, atol=max(tolerance, stored(a)) * largest, rtol=0, err_msg=field.name)
-        elif isinstance(a, np.ndarray):
-            assert a.tolist() == b.tolist(), field.name
-    for region, mass in ours.mass.items():
-        np.testing.assert_allclose(mass, theirs.mass[region], atol=tolerance, err_msg=region)
 
 
 @pytest.fixture
@@ -109,7 +93,8 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch, block:
     whole = replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH)
     monkeypatch.setattr(replay_module, "MIN_BLOCK_STARTS", 1)
     monkeypatch.setattr(replay_module, "MAX_BLOCK_STARTS", block)
-    assert_same(replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH), whole, 2e-5)
+    in_blocks = replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH)
+    assert_same_rounds(in_blocks, whole, atol=2e-5, mass_atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +190,4 @@ def test_the_demo_pair_measures_what_the_cpu_measures(is_real: bool) -> None:
         assert len(on_gpu.start) > 100
         if is_real:
             assert on_gpu.accepted_drafts.sum() > 0
-        assert_same(on_gpu, on_cpu, 2e-4)
+        assert_same_rounds(on_gpu, on_cpu, atol=2e-4, mass_atol=2e-4)
