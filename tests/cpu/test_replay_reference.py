@@ -16,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probes import chain, vocab_rows
 from probes import replay as replay_module
-from probes import vocab_rows
 from probes.attention import kernel, masses
 from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
-from probes.errors import InputError
+from probes.errors import InputError, SelfCheckError
 from probes.interventions.acceptance import accept
 from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.replay import replay
@@ -522,3 +522,19 @@ def test_replay_by_the_kernels_equals_the_oracle(monkeypatch: pytest.MonkeyPatch
     for module, name in ((kernel, "has_kernel"), (masses, "has_kernel"), (vocab_rows, "has_vocab_kernel")):
         monkeypatch.setattr(module, name, lambda tensor: True)
     check(flags, seed=10, num_response=7)
+
+
+def test_masses_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny_spec()
+    tensors = random_tensors(spec, seed=0)
+    trace, _ = make_text(spec, tensors, num_prompt=NUM_PROMPT, num_tokens=NUM_PROMPT + NUM_RESPONSE + DEPTH, seed=0)
+    right = chain_module.attend_regions
+
+    def wrong(*arguments: Any) -> masses.BandAttention:
+        found = right(*arguments)
+        return found._replace(mass=found.mass * 1.01)
+
+    monkeypatch.setattr(chain_module, "attend_regions", wrong)
+    with pytest.raises(SelfCheckError, match=r"sum to 1\.00\d+ \.\. 1\.01000 instead of 1") as caught:
+        replay(Drafter.load(spec, tensors), trace, make_prompt(trace, 0), name="d", depth=DEPTH)
+    assert caught.value.code == "masses_do_not_sum_to_one"
