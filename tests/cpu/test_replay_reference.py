@@ -16,8 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import chain, vocab_rows
+from probes import chain as chain_module
 from probes import replay as replay_module
+from probes import vocab_rows
 from probes.attention import kernel, masses
 from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
