@@ -16,11 +16,27 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from probes.attention.kernel import has_triton
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.norm import RMSNorm
 
 Rotation = tuple[Float[Tensor, "*slot head_dim"], Float[Tensor, "*slot head_dim"]]
 """cos and sin of RoPE by position."""
+
+
+def has_layer_kernels(x: Tensor) -> bool:
+    """Whether `rope_kernel` and `share_kernel` take x: a CUDA device with Triton, no float64, nothing to differentiate."""
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    return x.is_cuda and not needs_grad and x.dtype != torch.float64 and has_triton()
+
+
+def rotated(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """q [*slot, head, d] and k [*slot, kv_head, d] after RoPE."""
+    if has_layer_kernels(q):
+        from probes.drafter.rope_kernel import rotate
+
+        return rotate(q, k, *rotation)
+    return apply_rotary_pos_emb(q, k, *rotation, unsqueeze_dim=-2)
 
 
 class Projected(NamedTuple):
@@ -112,7 +128,7 @@ class LlamaDrafterLayer(nn.Module):
     def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v by head, q and k after RoPE."""
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
-        return *apply_rotary_pos_emb(q, k, *rotation, unsqueeze_dim=-2), v
+        return *rotated(q, k, rotation), v
 
     def attention_branch(self, attended: Float[Tensor, "*slot attended"]) -> Float[Tensor, "*slot hidden"]:
         """What attention adds to the residual; `attended` = heads * head_dim."""
@@ -137,9 +153,14 @@ class LlamaDrafterLayer(nn.Module):
         """
         attn, wide = self.self_attn, torch.promote_types(x.dtype, torch.float32)
         layers, size = (attn.q_proj, attn.k_proj, attn.v_proj), x.shape[-1] // 2
-        from_embed = linear(x[..., :size], torch.cat([layer.weight[:, :size] for layer in layers])).to(wide)
+        from_embed = linear(x[..., :size], torch.cat([layer.weight[:, :size] for layer in layers]))
+        biases = None if attn.q_proj.bias is None else tuple(layer.bias for layer in layers)
+        if has_layer_kernels(x):
+            from probes.drafter.share_kernel import share
+
+            return share(from_embed, projected, biases)
         total = torch.cat(projected, dim=-1)
-        if attn.q_proj.bias is not None:
-            total = total.to(wide) - torch.cat([layer.bias for layer in layers])
+        if biases is not None:
+            total = total.to(wide) - torch.cat(biases)
         square = torch.linalg.vector_norm(total, dim=-1, dtype=wide).square()
-        return (from_embed * total).sum(dim=-1) / square
+        return (from_embed.to(wide) * total).sum(dim=-1) / square

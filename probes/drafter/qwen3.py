@@ -6,10 +6,9 @@ Agrees with vLLM 0.26-0.33 `qwen3_eagle3.py` and with transformers' Qwen3 layer 
 from __future__ import annotations
 
 from torch import Tensor
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.drafter.llama import LlamaAttentionProjections, LlamaDrafterLayer, Projected, Rotation
+from probes.drafter.llama import LlamaAttentionProjections, LlamaDrafterLayer, Projected, Rotation, rotated
 from probes.drafter.norm import RMSNorm
 
 
@@ -29,4 +28,4 @@ class Qwen3DrafterLayer(LlamaDrafterLayer):
         """q and k after their norms and RoPE; as `LlamaDrafterLayer.heads` otherwise."""
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
         attn = self.self_attn
-        return *apply_rotary_pos_emb(attn.q_norm(q), attn.k_norm(k), *rotation, unsqueeze_dim=-2), v
+        return *rotated(attn.q_norm(q), attn.k_norm(k), rotation), v

@@ -23,6 +23,7 @@ from probes.attention import kernel, masses
 from probes.attention.slots import slot_regions
 from probes.chain import prefill, step
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter import llama
 from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
 from probes.interventions.acceptance import accept
@@ -518,9 +519,11 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=["eagle3", "two layers, window", "window smaller than K, odd head size"],
 )
 def test_replay_by_the_kernels_equals_the_oracle(monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]) -> None:
-    """The way a CUDA device goes: region masses, own chains and vocabulary rows by Triton, here in its interpreter."""
+    """A CUDA device's way: region masses, own chains, vocabulary rows, RoPE and shares by Triton, interpreted here."""
     pytest.importorskip("triton")
-    for module, name in ((kernel, "has_kernel"), (masses, "has_kernel"), (vocab_rows, "has_vocab_kernel")):
+    for module, name in (
+        (kernel, "has_kernel"), (masses, "has_kernel"), (vocab_rows, "has_vocab_kernel"), (llama, "has_layer_kernels"),
+    ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda tensor: True)
     check(flags, seed=10, num_response=7)
 
