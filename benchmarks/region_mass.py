@@ -1,8 +1,9 @@
 """The region-mass kernel against the bytes and operations it cannot avoid, and against what one would do without it.
 
 `python -m benchmarks.region_mass [OUT]` on a CUDA device. Decode: one query a request on a paged cache, against the
-measured copy bandwidth and torch's attention. Replay: a causal prefill, against torch's fastest attention forward (which
-gives no masses), transformers' eager attention with its probabilities, and "keep q and k, softmax later".
+measured copy bandwidth and torch's attention, once as called from Python and once replayed from a CUDA graph, as engines
+do. Replay: a causal prefill, against torch's fastest attention forward (which gives no masses), transformers' eager
+attention with its probabilities, and "keep q and k, softmax later". `--tune`: tiles and splits of the decode shapes only.
 """
 
 from __future__ import annotations
@@ -20,53 +21,110 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from benchmarks.timing import copy_bandwidth, summary, time_in_turn, write
+from benchmarks.timing import copy_bandwidth, summary, table, time_in_turn, write
 from probes.attention.kernel import Band
 from probes.attention.region_kernel import Paged, attend_banded, attend_paged
+from probes.attention.tiles import Blocks, choose_blocks
 
 HEADS, KV_HEADS, HEAD_DIM, NUM_REGIONS = 32, 8, 128, 9
 SCALE = HEAD_DIM**-0.5
 DTYPE = torch.bfloat16
 QUERY_BLOCK = 256
 """Of "softmax later": rows of float32 logits held together."""
+GRAPH_CALLS = 10
+DECODE_SHAPES = ((16, 4096), (8, 8192), (64, 8192), (1, 65536), (256, 4096))
+DECODE_BLOCKS = tuple(
+    Blocks(16, slots, num_warps, num_stages)
+    for slots, num_warps, num_stages in (
+        (128, 4, 3), (128, 4, 5), (64, 4, 3), (64, 4, 5), (64, 4, 7), (64, 8, 5), (32, 4, 5), (32, 4, 7),
+    )
+)  # fmt: skip
 
 
 def decode_rows() -> list[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     rows = []
-    for num_requests, num_slots in ((16, 4096), (8, 8192), (64, 8192), (1, 65536), (256, 4096)):
-        block = 16
-        per_request = num_slots // block
-        k, v = (_random(num_requests * per_request, block, KV_HEADS, HEAD_DIM) for _ in range(2))
-        q = _random(num_requests, HEADS, HEAD_DIM)
-        table = torch.randperm(num_requests * per_request, device="cuda").int().view(num_requests, -1)
-        lengths = torch.full((num_requests,), num_slots, device="cuda", dtype=torch.int32)
-        starts = torch.arange(num_requests + 1, device="cuda", dtype=torch.int32)
-        bounds = torch.tensor([[1, 200, num_slots - 60, num_slots - 4]], device="cuda").expand(num_requests, -1)
-        bounds = bounds.int().contiguous()
-        paged = Paged(table, lengths, starts, 1, num_slots)
-        k_whole, v_whole = (_random(num_requests, KV_HEADS, num_slots, HEAD_DIM) for _ in range(2))
-
-        ours = partial(attend_paged, q, k, v, paged, SCALE, bounds=bounds)
-        stock = partial(scaled_dot_product_attention, q[:, :, None], k_whole, v_whole, scale=SCALE, enable_gqa=True)
-
-        samples = time_in_turn({"ours": ours, "stock": stock}, 11, num_warmups=3, num_inner=10)
-        num_bytes = 2 * k.numel() * k.element_size()
+    for num_requests, num_slots in DECODE_SHAPES:
+        ours, stock, num_bytes = decode_calls(num_requests, num_slots)
+        called = time_in_turn({"ours": ours, "stock": stock}, 11, num_warmups=3, num_inner=GRAPH_CALLS)
+        graphs = {"ours": captured(ours), "stock": captured(stock)}
+        replayed = per_call(time_in_turn(graphs, 11, num_warmups=3))
         floor = num_bytes / bandwidth * 1e3
-        ours_ms = summary(samples["ours"])
         rows.append(
             {
                 "requests": num_requests,
                 "slots": num_slots,
                 "K and V MiB": num_bytes / 2**20,
                 "floor ms": floor,
-                "region mass ms": ours_ms,
-                "times the floor": ours_ms["median"] / floor,
-                "SDPA, no masses, contiguous ms": summary(samples["stock"]),
+                "region mass ms": summary(called["ours"]),
+                "times the floor": summary(called["ours"])["median"] / floor,
+                "SDPA, no masses, contiguous ms": summary(called["stock"]),
+                "region mass in a graph ms": summary(replayed["ours"]),
+                "in a graph, times the floor": summary(replayed["ours"])["median"] / floor,
+                "SDPA in a graph ms": summary(replayed["stock"]),
             }
         )
-        del k, v, k_whole, v_whole
+        del ours, stock, graphs
     return rows
+
+
+def decode_calls(num_requests: int, num_slots: int) -> tuple[Callable[..., Any], Callable[[], Any], int]:
+    """Ours (takes attend_paged's options), torch's SDPA on as many contiguous slots, and the bytes of K and V."""
+    block = 16
+    per_request = num_slots // block
+    k, v = (_random(num_requests * per_request, block, KV_HEADS, HEAD_DIM) for _ in range(2))
+    q = _random(num_requests, HEADS, HEAD_DIM)
+    block_table = torch.randperm(num_requests * per_request, device="cuda").int().view(num_requests, -1)
+    lengths = torch.full((num_requests,), num_slots, device="cuda", dtype=torch.int32)
+    starts = torch.arange(num_requests + 1, device="cuda", dtype=torch.int32)
+    bounds = torch.tensor([[1, 200, num_slots - 60, num_slots - 4]], device="cuda").expand(num_requests, -1)
+    bounds = bounds.int().contiguous()
+    paged = Paged(block_table, lengths, starts, 1, num_slots)
+    k_whole, v_whole = (_random(num_requests, KV_HEADS, num_slots, HEAD_DIM) for _ in range(2))
+    ours = partial(attend_paged, q, k, v, paged, SCALE, bounds=bounds)
+    stock = partial(scaled_dot_product_attention, q[:, :, None], k_whole, v_whole, scale=SCALE, enable_gqa=True)
+    return ours, stock, 2 * k.numel() * k.element_size()
+
+
+def captured(function: Callable[[], Any]) -> Callable[[], None]:
+    """Replays a CUDA graph of GRAPH_CALLS calls: the host's work is done once, when capturing."""
+    function()  # compiles outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            function()
+    return graph.replay
+
+
+def per_call(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [sample / GRAPH_CALLS for sample in those] for name, those in samples.items()}
+
+
+def tune_decode() -> None:
+    """Prints the graph-replayed time of each decode shape, times the floor, by tiles and splits; writes nothing."""
+    bandwidth = copy_bandwidth()
+    chosen = choose_blocks(DTYPE, HEAD_DIM, HEADS // KV_HEADS, is_paged=True)
+    print(f"chosen: {chosen}; times the floor, median of 5", flush=True)
+    for num_requests, num_slots in DECODE_SHAPES:
+        ours, _, num_bytes = decode_calls(num_requests, num_slots)
+        floor = num_bytes / bandwidth * 1e3
+        rows = []
+        for blocks in DECODE_BLOCKS:
+            times: dict[str, float] = {}
+            for num_splits in (None, *splits_to_try(num_requests * KV_HEADS, num_slots)):
+                replay = captured(partial(ours, blocks=blocks, num_splits=num_splits))
+                samples = per_call(time_in_turn({"ours": replay}, 5))["ours"]
+                times["chosen" if num_splits is None else str(num_splits)] = summary(samples)["median"] / floor
+            rows.append({"slots a tile": blocks.slots, "warps": blocks.num_warps, "stages": blocks.num_stages} | times)
+        print(f"\n{num_requests} x {num_slots}, floor {floor:.3g} ms, by splits\n{table(rows)}", flush=True)
+
+
+def splits_to_try(num_programs: int, num_slots: int) -> list[int]:
+    """Those of one to four programs a multiprocessor, at least 256 slots each."""
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    wanted = {max(1, n * multiprocessors // num_programs) for n in (1, 2, 3, 4)}
+    return sorted(n for n in wanted if n <= num_slots // 256)
 
 
 def replay_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -79,7 +137,13 @@ def replay_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
         ours = partial(attend_banded, q, k, v, band, SCALE, region=ids, num_regions=NUM_REGIONS)
         plain = partial(attend_banded, q, k, v, band, SCALE)
-        functions: dict[str, Callable[[], Any]] = {"region mass": ours, "the same without masses": plain}
+        mixed = (torch.arange(num_tokens, device="cuda") % NUM_REGIONS).to(torch.uint8)
+        worst = partial(attend_banded, q, k, v, band, SCALE, region=mixed, num_regions=NUM_REGIONS)
+        functions: dict[str, Callable[[], Any]] = {
+            "region mass": ours,
+            "region mass, regions alternate": worst,
+            "the same without masses": plain,
+        }
         functions |= stock_forwards(q, k, v)
         samples = {name: summary(s) for name, s in time_in_turn(functions, 7, num_warmups=2).items()}
         flops = 4 * HEADS * HEAD_DIM * num_tokens * (num_tokens + 1) / 2
@@ -185,7 +249,14 @@ def _random(*shape: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", default="runs/benchmarks")
-    out = Path(parser.parse_args().out)
+    parser.add_argument(
+        "--tune", action="store_true", help="print decode times by tiles and splits, and do nothing else"
+    )
+    arguments = parser.parse_args()
+    if arguments.tune:
+        tune_decode()
+        return
+    out = Path(arguments.out)
     write(out, "region_mass_decode", decode_rows(), copy_bandwidth_bytes_per_second=copy_bandwidth())
     torch.cuda.empty_cache()
     rows, baselines = replay_rows()

@@ -33,6 +33,7 @@ class Case:
     blocks: Blocks | None = None
     spread: float = 1.0  # of the logits
     num_used_regions: int = NUM_REGIONS  # the others stay empty
+    run_slots: int = 1  # neighbouring slots of one region: a tile within a run takes another path than one across
     seed: int = 0
 
 
@@ -41,6 +42,12 @@ BANDED = {
     "one query": Case(num_queries=1),
     "a boundary inside a block": Case(num_slots=67, num_queries=9),
     "empty regions": Case(num_used_regions=2),
+    "one region": Case(num_slots=150, run_slots=150),
+    "runs of two tiles": Case(num_slots=300, run_slots=64, num_queries=40),
+    "runs that end inside tiles": Case(num_slots=300, run_slots=75, num_queries=40),
+    "runs, window, sink, splits": Case(num_slots=500, run_slots=90, window=200, has_sink=True, num_splits=3),
+    "runs, bfloat16": Case(num_slots=500, run_slots=150, num_queries=40, dtype=torch.bfloat16),
+    "runs, float16, head size 128": Case(num_slots=500, run_slots=130, dtype=torch.float16, head_dim=128),
     "window": Case(window=33, num_slots=150),
     "window smaller than a region": Case(window=3, num_used_regions=1),
     "window that ends before some chains' slots": Case(window=4, depth=4),
@@ -74,7 +81,9 @@ def check_banded(case: Case, device: str, *, checks_plain: bool = True) -> None:
     q = random(case.num_queries, case.heads, case.head_dim)
     k = random(case.num_slots, case.kv_heads, case.head_dim)
     v = random(case.num_slots, case.kv_heads, case.head_dim)
-    region = torch.randint(case.num_used_regions, (case.num_slots,), generator=generator).to(device, torch.uint8)
+    num_runs = -(-case.num_slots // case.run_slots)
+    runs = torch.randint(case.num_used_regions, (num_runs,), generator=generator)
+    region = runs.repeat_interleave(case.run_slots)[: case.num_slots].to(device, torch.uint8)
     sink = torch.randn(case.heads, generator=generator).to(device) if case.has_sink else None
     last = case.num_slots - case.num_queries if case.last is None else case.last
     band = Band.causal(last, query_position=last + case.depth - 1, window=case.window)
@@ -115,6 +124,8 @@ class PagedCase:
 PAGED = {
     "decode, ragged lengths": PagedCase(),
     "decode, region ids": PagedCase(by_bounds=False),
+    "decode, region ids, long": PagedCase(by_bounds=False, lengths=(300, 7, 129), num_splits=2),
+    "decode, long, bfloat16": PagedCase(lengths=(700, 64, 129), dtype=torch.bfloat16, head_dim=128, num_splits=2),
     "decode, window": PagedCase(window=20),
     "decode, splits, sink": PagedCase(lengths=(300, 5, 129), num_splits=3, has_sink=True),
     "several queries a request": PagedCase(queries=(1, 5, 3)),

@@ -418,13 +418,15 @@ def _launch(
     total_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     group = num_heads // num_kv_heads
-    blocks = blocks or choose_blocks(q.dtype, head_dim, num_queries * group)
+    is_paged = paged is not None
+    blocks = blocks or choose_blocks(q.dtype, head_dim, num_queries * group, is_paged=is_paged)
     num_requests = 1 if paged is None else paged.block_table.shape[0]
     num_blocks = _ceil(num_queries * group, blocks.rows)
     num_tiles = _ceil(num_slots, blocks.slots)
     if num_splits is None:
         num_programs = num_blocks * num_kv_heads * num_requests
-        num_splits = choose_splits(q.device, num_programs, num_tiles, blocks.num_resident(q.dtype, head_dim))
+        num_resident = blocks.num_resident(q.dtype, head_dim, is_paged=is_paged)
+        num_splits = choose_splits(q.device, num_programs, num_tiles, num_resident)
     num_masses = 0 if region is None and bounds is None else num_regions + has_current
     if band is not None:
         window = None if band.first < -num_queries else band.last - band.first + 1  # else it reaches slot 0 for all
@@ -440,7 +442,7 @@ def _launch(
     nothing = out[1]  # stands for a pointer that is never read
     tile_region = nothing
     if region is not None:
-        tile_region = region.new_empty(num_requests, num_tiles)
+        tile_region = region.new_empty((num_requests, num_tiles))
         _tile_regions[num_tiles, num_requests](
             region, tile_region, min(num_slots, region.shape[1]), num_tiles, region.stride(0), BLOCK_N=blocks.slots
         )

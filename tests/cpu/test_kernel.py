@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from probes.attention.kernel import Band
 from probes.attention.masses import OwnChain, attend_regions_plain, merge_chain
 from probes.attention.region_kernel import RegionAttention, attend_banded
-from probes.attention.tiles import Blocks
+from probes.attention.tiles import Blocks, choose_splits
 from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
 from tests.region_oracle import assert_agrees, attend_exactly
 
@@ -38,6 +38,7 @@ def test_a_paged_cache(case: PagedCase) -> None:
     shape=st.sampled_from([(4, 2), (3, 3), (7, 1)]),
     num_splits=st.integers(1, 3),
     has_sink=st.booleans(),
+    run_slots=st.sampled_from([1, 16, 23, 64, 300]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 1000),
 )
@@ -51,13 +52,14 @@ def test_any_band(
     shape: tuple[int, int],
     num_splits: int,
     has_sink: bool,
+    run_slots: int,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     case = Case(
         num_queries=num_queries, num_slots=before + num_queries + after, last=before, window=window, depth=depth,
         heads=shape[0], kv_heads=shape[1], head_dim=16, dtype=dtype, has_sink=has_sink, num_splits=num_splits,
-        blocks=SMALL, seed=seed,
+        blocks=SMALL, seed=seed, run_slots=run_slots,
     )  # fmt: skip
     check_banded(case, "cpu")
 
@@ -103,6 +105,21 @@ def test_the_own_chain_merges_into_one_softmax() -> None:
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_the_chain_kernel_merges_as_torch_does(window: int | None, num_own: int, is_empty: bool) -> None:
     check_chain("cpu", torch.float32, window=window, num_own=num_own, is_empty=is_empty)
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "num_tiles", "num_resident", "expected"),
+    [
+        (1, 64, 1, 4),  # one wave of 4 multiprocessors
+        (4, 64, 1, 1),  # fills them already
+        (5, 64, 1, 3),  # the second wave would be nearly empty
+        (4, 64, 2, 2),
+        (1, 3, 1, 1),  # too few tiles
+        (0, 64, 1, 1),
+    ],
+)
+def test_splits_fill_whole_waves(num_programs: int, num_tiles: int, num_resident: int, expected: int) -> None:
+    assert choose_splits(torch.device("cpu"), num_programs, num_tiles, num_resident) == expected
 
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:

@@ -50,6 +50,7 @@ def test_decode_over_a_long_ragged_batch(dtype: torch.dtype) -> None:
     depth=st.integers(1, 6),
     num_splits=st.none() | st.integers(1, 7),
     has_sink=st.booleans(),
+    run_slots=st.sampled_from([1, 16, 23, 64, 300]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
@@ -61,11 +62,16 @@ def test_any_band(
     depth: int,
     num_splits: int | None,
     has_sink: bool,
+    run_slots: int,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     case = Case(num_queries=num_queries, num_slots=before + num_queries, window=window, depth=depth, dtype=dtype)
-    check_banded(replace(case, num_splits=num_splits, has_sink=has_sink, seed=seed), "cuda", checks_plain=False)
+    check_banded(
+        replace(case, num_splits=num_splits, has_sink=has_sink, run_slots=run_slots, seed=seed),
+        "cuda",
+        checks_plain=False,
+    )
 
 
 def test_the_kernel_runs_in_a_captured_graph_and_waits_for_nothing() -> None:
@@ -84,7 +90,10 @@ def test_the_kernel_runs_in_a_captured_graph_and_waits_for_nothing() -> None:
 
 def test_few_programs_are_split() -> None:
     device = torch.device("cuda")
+    num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     assert choose_splits(device, 8, 2048) > 8
+    assert choose_splits(device, num_multiprocessors // 8, 2048) == 8  # one wave
+    assert choose_splits(device, num_multiprocessors, 2048) == 1
     assert choose_splits(device, 4096, 2048) == 1
     assert choose_splits(device, 8, 3) == 1
 
