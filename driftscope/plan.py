@@ -36,6 +36,9 @@ class Plan(BaseModel):
     )
     prompts: str | None = Field(None, description="prompt file; left out: the built-in user turns")
     prompt_format: str | None = Field(None, description="format of the prompt file; left out: detected")
+    turns: Literal["last", "all"] = Field(
+        "last", description="whose response is replayed: the last assistant turn, or all, each as a prompt of its own"
+    )
     num_prompts: Positive | None = Field(None, description="only the first so many prompts")
     system_prompt: dict[str, str | None] = Field(
         default_factory=dict, description="name -> text file; none, default and prompt (the prompt's own) need no file"
@@ -129,7 +132,7 @@ class Plan(BaseModel):
         """Reads all files -> (what to measure, notes for the reader). Raises InputError."""
         sample = None if self.prompts and (self.documents or not any(self.context_tokens)) else sample_prompts()
         path = Path(self.prompts) if self.prompts else sample / "user_turns.jsonl"  # type: ignore[operator]
-        file = read_prompts(path, format=self.prompt_format)
+        file = read_prompts(path, format=self.prompt_format, every_turn=self.turns == "all")
         prompts = file.prompts[: self.num_prompts]
         notes = file.report() if self.prompts else []
         documents: list[str] = []

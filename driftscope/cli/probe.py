@@ -32,6 +32,14 @@ def probe(
         typer.Option(help="Prompt file (chats, batches, benchmarks, logs, text); left out: built-in user turns."),
     ] = None,
     prompt_format: Annotated[str | None, typer.Option(help="Format of the prompt file; left out: detected.")] = None,
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="last|all",
+            help="all: replay every assistant turn, each a prompt of its own, and answer nothing anew (not with vllm, "
+            "which replays no responses). [last]",
+        ),
+    ] = None,
     num_prompts: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
     system_prompt: Annotated[
         list[str] | None,
@@ -118,6 +126,7 @@ def probe(
         "drafter": named_paths(drafter, "--drafter", ()),
         "prompts": prompts,
         "prompt_format": prompt_format,
+        "turns": turns,
         "num_prompts": num_prompts,
         "system_prompt": named_paths(system_prompt, "--system-prompt", BUILT_IN_SYSTEM_PROMPTS),
         "template": named_paths(template, "--template", BUILT_IN_TEMPLATES),

@@ -61,11 +61,10 @@ def prompt_from(
     category: str | None = None,
     system_prompt_name: str | None = None,
     notes: Sequence[str] = (),
-    suffix: str = "",
 ) -> Reading:
     """One conversation as a prompt. `answer` stands beside the messages (None: a last assistant turn is the answer).
 
-    `options` are chat_template_kwargs; `suffix` distinguishes prompts of one line.
+    `options` are chat_template_kwargs.
     """
     turns = _checked(line, json_inside(messages))
     said = list(notes)
@@ -91,7 +90,7 @@ def prompt_from(
             return left_out(NOT_TEXT)
         raise line.bad(f"cannot be used: {error.where}: {error.message}", remedy=error.remedy) from error
     prompt = PromptInput(
-        prompt_id=line.id_of(*ids) + suffix,
+        prompt_id=line.id_of(*ids),
         messages=tuple(turns),
         category=category,
         tools=tuple(_objects(line, tools, "tools")),
@@ -132,11 +131,12 @@ def answer_from(value: object) -> Answer:
     if isinstance(value, str):
         return Answer(text=value or None)
     if isinstance(value, dict) and "content" in value:
-        return _answer(value)
+        return answer_of(value)
     return Answer()
 
 
-def _answer(message: Mapping[str, Any]) -> Answer:
+def answer_of(message: Mapping[str, Any]) -> Answer:
+    """The text of an assistant's message, to be replayed, or the note why it is not."""
     if message.get("tool_calls") or message.get("function_call"):
         return Answer(note=TOOL_ANSWER_NOTE)
     if message.get("reasoning_content") or message.get("reasoning"):
@@ -153,7 +153,7 @@ def _cut_answer(line: Line, turns: list[dict[str, Any]]) -> tuple[list[dict[str,
         return turns, Answer()
     if len(turns) == 1:
         raise line.bad("is a conversation of one assistant turn: there is nothing to answer")
-    return turns[:-1], _answer(turns[-1])
+    return turns[:-1], answer_of(turns[-1])
 
 
 def _checked(line: Line, messages: object) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
+from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, every_assistant_turn
 from driftscope.prompts.line import Line, Reading, bad_line
 from driftscope.prompts.rows import check_file, read_lines, read_text
 from probes.conditions import PromptInput
@@ -71,14 +72,19 @@ class PromptFile:
         ]
 
 
-def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
+def read_prompts(path: Path, *, format: str | None = None, every_turn: bool = False) -> PromptFile:
     """Every prompt of a file. `format` (a name of `FORMATS`, or "text") overrides the detection.
+
+    `every_turn`: every assistant turn that can be replayed is a prompt, and nothing else is.
 
     Raises InputError naming file and line for anything that cannot be read: nothing is skipped in silence.
     """
     check_file(path, what="prompt file", option="--prompts")
     if format == TEXT or (format is None and path.suffix.lower() in TEXT_SUFFIXES):
-        return PromptFile(path=path, format=TEXT, prompts=(plain_text.read(path, read_text(path)),))
+        prompt = plain_text.read(path, read_text(path))
+        if every_turn:
+            raise _no_prompts(path, NOTHING_TO_REPLAY)
+        return PromptFile(path=path, format=TEXT, prompts=(prompt,))
     if format is not None and format not in FORMATS:
         raise InputError(
             f"there is no prompt format {format!r}",
@@ -92,21 +98,25 @@ def read_prompts(path: Path, *, format: str | None = None) -> PromptFile:
     reasons: Counter[str] = Counter()
     for line in read_lines(path):
         chosen = chosen or _detected(line)
-        reading = chosen.read(line)
+        reading = every_assistant_turn(chosen.read(line)) if every_turn else chosen.read(line)
         prompts += _with_language(line, reading.prompts)
         notes.update(reading.notes)
         if reading.left_out:
             reasons[reading.left_out] += 1
     if not prompts or chosen is None:
         why = "; ".join(f"{reason} ({count} lines)" for reason, count in reasons.items())
-        raise InputError(
-            f"every line was left out: {why}" if why else "the file holds no prompt",
-            code="no_prompts",
-            where=str(path),
-            remedy="give a file with at least one prompt that can be measured",
-        )
+        raise _no_prompts(path, why)
     _check_ids(path, prompts)
     return PromptFile(path=path, format=chosen.name, prompts=tuple(prompts), notes=dict(notes), left_out=dict(reasons))
+
+
+def _no_prompts(path: Path, why: str) -> InputError:
+    return InputError(
+        f"every line was left out: {why}" if why else "the file holds no prompt",
+        code="no_prompts",
+        where=str(path),
+        remedy="give a file with at least one prompt that can be measured",
+    )
 
 
 def _with_language(line: Line, prompts: tuple[PromptInput, ...]) -> list[PromptInput]:
