@@ -20,7 +20,7 @@ from probes.rendering import insert_context
 from probes.replay import replay
 from probes.target import Target, TargetTrace
 from probes.target_attention import TargetMasses, target_masses
-from probes.texts import Shared, run_loop, sampler_of, texts_of
+from probes.texts import Shared, run_loop, sampler_of, slots_within, texts_of
 
 ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 
@@ -140,6 +140,7 @@ class _Measurement:
         """A batch of prompts with one drafter, by the job's engine; yields after each prompt."""
         job, check = self.job, self.check
         replayed = [(p, trace) for p, trace in texts if job.engine == "replay" or trace.is_forced]
+        slots = shared.slots_of(drafter) if replayed else None
         for prompt, trace in replayed:
             if trace.num_response_tokens < 2:
                 check.num_too_short += 1
@@ -151,7 +152,7 @@ class _Measurement:
                     name=drafter.name,
                     depth=job.depth,
                     sink_slots=job.sink_slots,
-                    cache=shared.slots.get(drafter.name),
+                    cache=slots_within(slots, len(trace.token_ids)),
                     last_tokens=job.last_tokens,
                     target_attention=attention[prompt.prompt_id],
                 )

@@ -112,3 +112,18 @@ def shared_prefix_tokens(prompts: Sequence[np.ndarray]) -> int:
     stacked = np.stack([p[:limit] for p in prompts])
     differs = (stacked != stacked[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else limit
+
+
+def read_together(texts: Sequence[np.ndarray]) -> list[list[int]]:
+    """Texts of which one reading of the longest serves all, as the others are its beginnings, token by token.
+
+    -> their indices, ascending, in groups; groups in the order of their first texts.
+    """
+    spelled = [text.astype(">i4").tobytes() for text in texts]  # ordered and compared as the tokens are
+    groups: list[list[int]] = []
+    for index in sorted(range(len(texts)), key=spelled.__getitem__, reverse=True):
+        if groups and spelled[groups[-1][0]].startswith(spelled[index]):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return sorted(sorted(group) for group in groups)

@@ -1,7 +1,8 @@
 """The texts of one condition, batch by batch: written by the target or the loop, or read where the answer came along.
 
 The part that all prompts share (system prompt and document) is computed once, by the target and by each drafter, and
-prompts are decoded in batches.
+prompts are decoded in batches. A finished text that is the beginning of a longer one, as the turns of a conversation are,
+is read in that one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from probes.chain import SlotCache, prefill
+from probes.chain import LENGTH_DEPENDENT_ROPE, SlotCache, prefill
 from probes.conditions import Cell, Job, PromptInput, prompts_of
 from probes.live import LiveRounds, run_live_batch
 from probes.models import LoadedDrafter, Models
-from probes.prompt_text import prompt_record, render_or_take, response_ids, shared_prefix_tokens
+from probes.prompt_text import prompt_record, read_together, render_or_take, response_ids, shared_prefix_tokens
 from probes.record import PromptRecord
 from probes.rendering import Rendered
 from probes.target import Prefix, Sampler, Target, TargetTrace
@@ -33,6 +34,14 @@ class Shared:
     prefix: Prefix
     slots: Mapping[str, SlotCache]  # drafter name -> its part
     rounds: Mapping[str, LiveRounds] = field(default_factory=dict)  # by prompt, where the loop itself wrote the text
+    whole: TargetTrace | None = None  # the text that was read for several, each a beginning of it
+
+    def slots_of(self, drafter: LoadedDrafter) -> SlotCache | None:
+        """Slots known before a text of the batch is measured: those of the prefix, or of the longest (`slots_within`)."""
+        slots = self.slots.get(drafter.name)
+        return (
+            slots if self.whole is None else prefill(drafter.model, self.whole.token_ids, self.whole.aux, cache=slots)
+        )
 
 
 def texts_of(
@@ -79,12 +88,51 @@ def texts_of(
             [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs],
             replace(shared, rounds=rounds),
         )
-    for prompt in prompts:
-        if prompt.is_forced and not is_measured(prompt.prompt_id):
-            head = rendered[prompt.prompt_id]
-            text = np.concatenate([head.token_ids, np.asarray(response_ids(target.tokenizer, prompt), np.int32)])
-            trace = target.read(text, len(head.token_ids), prefix=prefix)
-            yield [(_prompt_record(prompt, cell, head, trace), trace)], shared
+    forced = [p for p in prompts if p.is_forced]
+    for texts, whole in _finished_texts(target, forced, cell, rendered, prefix, is_measured):
+        yield texts, replace(shared, whole=whole)
+
+
+def _finished_texts(
+    target: Target,
+    prompts: Sequence[PromptInput],
+    cell: Cell,
+    rendered: Mapping[str, Rendered],
+    prefix: Prefix,
+    is_measured: Callable[[str], bool],
+) -> Iterator[tuple[list[tuple[PromptRecord, TargetTrace]], TargetTrace | None]]:
+    """Prompts with their responses, those together that one reading serves, and what was read where they are several."""
+    texts = [
+        np.concatenate([rendered[p.prompt_id].token_ids, np.asarray(response_ids(target.tokenizer, p), np.int32)])
+        for p in prompts
+    ]
+    groups = [[i] for i in range(len(prompts))] if _has_length_dependent_rope(target) else read_together(texts)
+    for group in groups:
+        if all(is_measured(prompts[i].prompt_id) for i in group):
+            continue
+        heads = [rendered[prompts[i].prompt_id] for i in group]
+        longest = max((texts[i] for i in group), key=len)
+        whole = target.read(longest, min(len(head.token_ids) for head in heads), prefix=prefix)
+        read = []
+        for i, head in zip(group, heads, strict=True):
+            trace = whole.beginning(len(head.token_ids), len(texts[i]))
+            read.append((_prompt_record(prompts[i], cell, head, trace), trace))
+        yield read, whole if len(group) > 1 else None
+
+
+def _has_length_dependent_rope(target: Target) -> bool:
+    """Whether what is computed at a position also depends on how long the text is."""
+    rope = getattr(target.config, "rope_parameters", None) or {}
+    by_layer_type = [r for r in rope.values() if isinstance(r, Mapping)]
+    return any(r.get("rope_type") in LENGTH_DEPENDENT_ROPE for r in (rope, *by_layer_type))
+
+
+def slots_within(slots: SlotCache | None, num_tokens: int) -> SlotCache | None:
+    """Those that a text of so many tokens has, of the slots of a text that begins with it. Nothing is copied."""
+    if slots is None or slots.num_slots < num_tokens:
+        return slots
+    last = num_tokens - 1
+    return SlotCache(tuple(k[:last] for k in slots.k), tuple(v[:last] for v in slots.v))
 
 
 def _batches(

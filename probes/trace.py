@@ -8,7 +8,7 @@ computed once on a CUDA device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,9 +39,13 @@ class HeadLogits:
     states: Float[Tensor, "position hidden"]
     head: Callable[[Tensor], Tensor]
     num_ids: int
+    num_together: int = 0  # positions of all texts that were read with this one, where it is not alone: kept as one
 
     def __len__(self) -> int:
         return len(self.states)
+
+    def part(self, rows: slice) -> HeadLogits:
+        return replace(self, states=self.states[rows], num_together=max(len(self), self.num_together))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,7 +53,7 @@ class HeadLogits:
 
     @property
     def is_kept(self) -> bool:
-        num_bytes = len(self) * self.num_ids * self.states.element_size()
+        num_bytes = max(len(self), self.num_together) * self.num_ids * self.states.element_size()
         return self.states.is_cuda and num_bytes <= MAX_KEPT_BYTES
 
     @cached_property
@@ -87,6 +91,24 @@ class TargetTrace:
     @property
     def temperature(self) -> float:
         return self.sampling.temperature
+
+    def beginning(self, num_prompt_tokens: int, num_tokens: int) -> TargetTrace:
+        """Of a forced text its first `num_tokens` tokens, as a text of their own whose response is forced too.
+
+        What is computed at a position depends on no later one. `num_prompt_tokens` is at least this text's: it has no
+        logits before. Nothing is copied.
+        """
+        first = num_prompt_tokens - self.num_prompt_tokens
+        num_response_tokens = num_tokens - num_prompt_tokens
+        rows = slice(first, first + num_response_tokens)
+        return replace(
+            self,
+            token_ids=self.token_ids[:num_tokens],
+            num_prompt_tokens=num_prompt_tokens,
+            num_response_tokens=num_response_tokens,
+            aux={index: states[:num_tokens] for index, states in self.aux.items()},
+            logits=self.logits.part(rows) if isinstance(self.logits, HeadLogits) else self.logits[rows],
+        )
 
     @cached_property
     def choices(self) -> Choices:
