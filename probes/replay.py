@@ -135,14 +135,14 @@ def fetched(measured: Iterable[dict[str, Tensor]], num_rounds: int) -> dict[str,
         if is_cuda:
             stream = stream or torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
-        for name, value in columns.items():
-            if name not in whole:
-                shape = (num_rounds, *value.shape[1:])
-                whole[name] = torch.empty(shape, dtype=value.dtype, pin_memory=is_cuda)
-            with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
+            for name, value in columns.items():
+                if name not in whole:
+                    shape = (num_rounds, *value.shape[1:])
+                    whole[name] = torch.empty(shape, dtype=value.dtype, pin_memory=is_cuda)
                 whole[name][begin : begin + num_here].copy_(value, non_blocking=True)
-            if stream is not None:
-                value.record_stream(stream)
+                if stream is not None:
+                    value.record_stream(stream)
         begin += num_here
     if stream is not None:
         stream.synchronize()

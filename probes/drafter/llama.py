@@ -32,7 +32,7 @@ def has_layer_kernels(x: Tensor) -> bool:
 
 def rotated(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     """q [*slot, head, d] and k [*slot, kv_head, d] after RoPE."""
-    if has_layer_kernels(q):
+    if has_layer_kernels(q) and rotation[0].dtype == q.dtype:
         from probes.drafter.rope_kernel import rotate
 
         return rotate(q, k, *rotation)

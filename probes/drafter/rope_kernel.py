@@ -48,6 +48,7 @@ def _rotate(
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """q [*slot, head, d], k [*slot, kv_head, d], cos and sin [*slot, d] -> q and k after RoPE."""
+    cos, sin = (x.expand(*q.shape[:-2], -1) for x in (cos, sin))
     q, k, cos, sin = (x.contiguous() for x in (q, k, cos, sin))
     num_heads, num_kv_heads, half = q.shape[-2], k.shape[-2], q.shape[-1] // 2
     num_rows = cos.numel() // (2 * half)

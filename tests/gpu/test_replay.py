@@ -97,6 +97,19 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch, block:
     assert_same_rounds(in_blocks, whole, atol=2e-5, mass_atol=2e-5)
 
 
+def test_a_record_keeps_its_memory() -> None:
+    """Pinned memory is handed out again, but not while a record stands in it."""
+    target, drafter = tiny_pair()
+    traces = [target.read(np.random.default_rng(seed).integers(0, 150, 90), 20) for seed in range(3)]
+    records = [replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH) for trace in traces]
+    kept = [record.mass["own"].copy() for record in records]
+    for trace in traces:
+        replay(drafter, trace, prompt_of(trace), name="d", depth=DEPTH)
+    for record, copy in zip(records, kept, strict=True):
+        np.testing.assert_array_equal(record.mass["own"], copy)
+    assert not np.array_equal(kept[0], kept[1])
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_dim"),
     [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 80), (torch.float16, 128)],
