@@ -43,7 +43,7 @@ def attend_chunk(
     By cuDNN for a whole chunk (`is_whole`: its length recurs), else by torch's flash kernel. The first chunk of a kind is
     computed by both: where cuDNN refuses (card, head size) or differs, flash is kept.
     """
-    if not is_whole or k.shape[2] < 2 * q.shape[2]:
+    if not is_whole or k.shape[2] < 2 * q.shape[2] or not torch.backends.cuda.cudnn_sdp_enabled():
         return by_flash(q, k, v, scale, is_causal=True)[0]
     kind = (q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3])
     if kind not in _agrees:
