@@ -1,8 +1,8 @@
 """A chunk of queries on all slots up to its own, as a text is read: the slots before in pieces, its own causally, merged.
 
 torch's cuDNN attention is the fastest on Hopper (docs/performance.md) but knows no causality aligned at the end, so a
-chunk takes several calls, merged by their log-sum-exps. It builds a plan, which takes longer than the attention, for each
-new shape: only whole chunks take it, on pieces of few lengths. 16 bits on a CUDA device; knows nothing of models.
+chunk takes several calls, merged by their log-sum-exps. It builds a plan for each new shape (400 ms in sglang's pull
+request 4650): only whole chunks take it, on pieces of few lengths. 16 bits on a CUDA device; knows nothing of models.
 """
 
 from __future__ import annotations
