@@ -256,19 +256,19 @@ def read_text(path: Path, what: str) -> str:
                 f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
             )
         return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(
-            f"the {what} cannot be read: {error.strerror}",
-            code="file_not_readable",
-            where=str(path),
-            remedy="check the path",
-        ) from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"the {what} is not UTF-8 (byte {error.start})",
             code="file_not_utf8",
             where=str(path),
             remedy="convert it to UTF-8",
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise InputError(
+            f"the {what} cannot be read: {getattr(error, 'strerror', None) or error}",
+            code="file_not_readable",
+            where=str(path),
+            remedy="check the path",
         ) from error
 
 

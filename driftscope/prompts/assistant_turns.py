@@ -21,7 +21,7 @@ SKIPPED_NOTES = {
 """What is said of an answer that cannot be replayed -> the same where the target does not answer in its place."""
 
 UNASKED_TURN_NOTE = "an assistant turn that no user turn or tool asked for: not replayed"
-OPEN_TURN_NOTE = "the last turn is not the assistant's: not answered, only what was answered is replayed"
+OPEN_TURN_NOTE = "the last turn has no answer: not measured, only answers are replayed"
 NOTHING_TO_REPLAY = "no assistant turn that can be replayed"
 
 

@@ -83,7 +83,7 @@ def read_prompts(path: Path, *, format: str | None = None, every_turn: bool = Fa
     if format == TEXT or (format is None and path.suffix.lower() in TEXT_SUFFIXES):
         prompt = plain_text.read(path, read_text(path))
         if every_turn:
-            raise _no_prompts(path, NOTHING_TO_REPLAY)
+            raise _no_prompts(path, NOTHING_TO_REPLAY, every_turn)
         return PromptFile(path=path, format=TEXT, prompts=(prompt,))
     if format is not None and format not in FORMATS:
         raise InputError(
@@ -105,17 +105,18 @@ def read_prompts(path: Path, *, format: str | None = None, every_turn: bool = Fa
             reasons[reading.left_out] += 1
     if not prompts or chosen is None:
         why = "; ".join(f"{reason} ({count} lines)" for reason, count in reasons.items())
-        raise _no_prompts(path, why)
+        raise _no_prompts(path, why, every_turn)
     _check_ids(path, prompts)
     return PromptFile(path=path, format=chosen.name, prompts=tuple(prompts), notes=dict(notes), left_out=dict(reasons))
 
 
-def _no_prompts(path: Path, why: str) -> InputError:
+def _no_prompts(path: Path, why: str, every_turn: bool) -> InputError:
     return InputError(
         f"every line was left out: {why}" if why else "the file holds no prompt",
         code="no_prompts",
         where=str(path),
-        remedy="give a file with at least one prompt that can be measured",
+        remedy="give a file with at least one prompt that can be measured"
+        + (", or leave --turns all out" if every_turn else ""),
     )
 
 

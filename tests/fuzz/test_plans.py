@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ PLANS: list[dict[str, Any]] = [
         "drafter": {"d": "drafter"},
         "prompts": "prompts.jsonl",
         "prompt_format": "openai-chat",
+        "turns": "all",
         "num_prompts": 1,
         "system_prompt": {"none": "none", "short": "text.txt"},
         "template": {"default": "default", "mine": "text.txt"},
@@ -47,7 +49,8 @@ PLANS: list[dict[str, Any]] = [
 
 
 def write_files(folder: Path) -> None:
-    (folder / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "name a tree"}]}\n')
+    turns = [{"role": "user", "content": "name a tree"}, {"role": "assistant", "content": "oak"}]
+    (folder / "prompts.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     (folder / "text.txt").write_text("Be brief. Write to a@b.example.")
     make_pipe(folder)
 

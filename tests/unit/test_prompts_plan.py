@@ -96,3 +96,11 @@ def test_redaction_reaches_prompts_system_prompts_and_documents_and_is_noted(tmp
     assert job.prompts[0].messages[0]["content"] == "My card is 4111111111111111"
     _, notes = job_of(FILES / "mt_bench.jsonl", redact=True)
     assert notes[-1] == "redacted before rendering: nothing found (0 of 2 prompts changed)"
+
+
+@pytest.mark.parametrize("name", ["\x00", "nowhere.txt", "."])
+def test_a_system_prompt_that_is_no_file_is_named(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / name)
+    with pytest.raises(InputError, match="the system prompt") as caught:
+        job_of(FILES / "mt_bench.jsonl", system_prompt={"s": path})
+    assert (caught.value.code, caught.value.where) == ("file_not_readable", path)
