@@ -14,7 +14,7 @@ import pytest
 from driftscope.cli import main
 from driftscope.plan import make_plan
 from driftscope.runs import read_run
-from probes import chain
+from probes import chain, trace
 from probes.conditions import Job, PromptInput, Template
 from probes.drafter.model import Drafter
 from probes.errors import InputError
@@ -23,6 +23,7 @@ from probes.models import Models, load_models
 from probes.prompt_text import read_together
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import Sampler, Target
+from probes.trace import HeadLogits
 from probes.vllm.job import refuse_unsupported
 from tests.chat_templates import QWEN3
 from tests.same_rounds import assert_same_rounds
@@ -51,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         messages.append({"role": "user", "content": question})
         text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompt = np.array(target.tokenizer(text)["input_ids"], np.int32)
-        [trace] = target.write([prompt], ["x"], max_new_tokens=20, num_continuation_tokens=0, sampler=Sampler())
-        answer = target.tokenizer.decode(trace.token_ids[len(prompt) :], skip_special_tokens=True)
+        [written] = target.write([prompt], ["x"], max_new_tokens=20, num_continuation_tokens=0, sampler=Sampler())
+        answer = target.tokenizer.decode(written.token_ids[len(prompt) :], skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer.strip()})
     (root / "conversation.jsonl").write_text(json.dumps({"id": "c", "messages": messages}))
     return root
@@ -174,6 +175,35 @@ def test_a_head_that_does_more_than_multiply(job: Job, models: Models, monkeypat
     """Its logits are kept instead of its states."""
     monkeypatch.setattr(models.target, "_is_plain_head", False)
     assert_same(job, models)
+
+
+def test_logits_kept_for_all_turns_together_take_no_more_than_those_of_one_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CUDA device only, for which states in the host's memory stand in here."""
+
+    class States:
+        is_cuda = True
+
+        def __init__(self, tokens: range) -> None:
+            self.tokens = tokens
+
+        def __len__(self) -> int:
+            return len(self.tokens)
+
+        def __getitem__(self, rows: slice) -> States:
+            return States(self.tokens[rows])
+
+        def element_size(self) -> int:
+            return 2
+
+    def turns_of(num_tokens: int) -> list[HeadLogits]:
+        whole = HeadLogits(States(range(num_tokens)), lambda states: states, num_ids=10)  # type: ignore[arg-type]
+        return [whole.part(slice(0, 30)), whole.part(slice(60, num_tokens))]
+
+    monkeypatch.setattr(trace, "MAX_KEPT_BYTES", 100 * 10 * 2)
+    assert [(len(turn), turn.is_kept) for turn in turns_of(100)] == [(30, True), (40, True)]
+    assert [(len(turn), turn.is_kept) for turn in turns_of(101)] == [(30, False), (41, False)]
 
 
 @pytest.mark.parametrize("options", [{"last_tokens": 5}, {"target_attention": True}], ids=str)
