@@ -15,10 +15,13 @@ from torch import Tensor
 from probes.drafter.model import Drafter
 from probes.record import NUM_CANDIDATES
 from probes.trace import BLOCK_ELEMENTS, TargetTrace
-from probes.vocab_rows import overlap, row_statistics
+from probes.vocab_rows import has_vocab_kernel, overlap, row_statistics
 
 if TYPE_CHECKING:
     from probes.rounds import Drafted
+
+KERNEL_BLOCKS = 4
+"""So many blocks of rows are one where no float32 copy of the logits is made."""
 
 
 def target_columns(
@@ -59,7 +62,8 @@ def target_columns(
     def over_temperature(x: Tensor) -> Tensor:
         return x if temperature == 1.0 else x.float() / temperature
 
-    block = max(1, BLOCK_ELEMENTS // num_ids)
+    makes_no_copy = has_vocab_kernel(p) and not trace.sampling.is_cut
+    block = max(1, BLOCK_ELEMENTS * (KERNEL_BLOCKS if makes_no_copy else 1) // num_ids)
     temperature = trace.temperature or 1.0
     for begin in range(0, num_known, block):
         logits = trace.logits[offset + begin : offset + min(begin + block, num_known)]
