@@ -226,6 +226,13 @@ def _turns(runs: Path, name: str, asked: Asked) -> None:
         file = "uploaded" + Path(upload.name).suffix.lower()
         asked.files[file] = _decoded(upload.name, upload.getvalue(), asked)
         asked.add("--prompts", probe_process.typed_file(runs, name, file))
+        if st.checkbox(
+            "Replay every assistant turn of a conversation",
+            key="probe_all_turns",
+            help="Each becomes a prompt of its own; otherwise only a last assistant turn is replayed.",
+            persist_state="session",
+        ):
+            asked.add("--turns", "all")
     num_prompts = st.number_input(
         "How many prompts at most", 1, 10_000, 8, key="probe_num_prompts", width=220, persist_state="session"
     )

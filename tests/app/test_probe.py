@@ -85,6 +85,22 @@ def test_typed_prompts_become_files_of_the_command(open_app: OpenApp, tmp_path: 
     wait_until_ended(tmp_path, "probe-1")
 
 
+def test_every_turn_of_uploaded_conversations_can_be_replayed(open_app: OpenApp, tmp_path: Path) -> None:
+    at = open_app("probe", folder=tmp_path)
+    at.segmented_control(key="probe_turns").set_value("Upload a file")
+    checked(at.run())
+    assert "probe_all_turns" not in [box.key for box in at.checkbox]
+    conversation = sample_prompts() / "multi_turn.jsonl"
+    at.file_uploader(key="probe_uploaded_turns").set_value(
+        ("chats.jsonl", conversation.read_bytes(), "application/jsonl")
+    )
+    checked(at.run())
+    assert "--turns" not in command(at)
+    at.checkbox(key="probe_all_turns").check()
+    checked(at.run())
+    assert ("--turns", "all") in pairwise(command(at))
+
+
 def test_a_ready_made_system_prompt_can_be_edited(open_app: OpenApp, tmp_path: Path) -> None:
     at = open_app("probe", folder=tmp_path)
     next(b for b in at.button if b.label == "Write one").click()
