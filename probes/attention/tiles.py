@@ -47,7 +47,7 @@ def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int, *, is_paged:
     if num_rows <= 32:
         rows = max(16, _next_power_of_2(num_rows))
         if is_paged:
-            return Blocks(rows, 64 if size <= 128 else 32, 4, 5)
+            return Blocks(rows, 128 if size <= 128 else 64, 4, 3)
         return Blocks(rows, 128 if size <= 128 else 64, 4, 3)
     if size <= 64:
         return Blocks(64, 64, 4, 3)

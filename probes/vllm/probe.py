@@ -21,7 +21,7 @@ from probes.vllm.residual_norm import record_residual_norm
 class Probe:
     """`step` is a 0-dim int64 device tensor: the depth, from 0. `model` is vLLM's EAGLE-3 drafter."""
 
-    def __init__(self, recorder: Recorder, model: nn.Module, step: Tensor, *, max_num_tokens: int) -> None:
+    def __init__(self, recorder: Recorder, model: nn.Module, step: Tensor, max_num_tokens: int) -> None:
         self.recorder, self.model, self.step = recorder, model, step
         self.rows = recorder.rows
         self.layout = recorder.layout

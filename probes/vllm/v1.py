@@ -21,7 +21,7 @@ def attach(runner: Any, recorder: Recorder) -> None:
     drafter = runner.drafter
     prepare(recorder, runner, drafter.model, runner_name="V1", device=runner.device)
     step = torch.zeros((), dtype=torch.int64, device=runner.device)
-    probe = Probe(recorder, drafter.model, step, max_num_tokens=drafter.max_num_tokens)
+    probe = Probe(recorder, drafter.model, step, drafter.max_num_tokens)
     hooks = _Hooks(runner, recorder, probe)
     wrap(runner, "execute_model", hooks.execute_model)
     wrap(runner, "_sample", hooks.sample)

@@ -25,8 +25,13 @@ def attach(runner: Any, recorder: Recorder) -> None:
     """Wraps this runner's methods. Raises what `attach.prepare` raises."""
     speculator = runner.speculator
     prepare(recorder, runner, speculator.model, runner_name="V2", device=speculator.device)
+    hook(runner, recorder, Probe(recorder, speculator.model, speculator.current_draft_step, speculator.max_num_tokens))
+
+
+def hook(runner: Any, recorder: Recorder, probe: Probe) -> None:
+    """The same, for a recorder that is prepared."""
     recorder.read_output = read_output
-    probe = Probe(recorder, speculator.model, speculator.current_draft_step, max_num_tokens=speculator.max_num_tokens)
+    speculator = runner.speculator
     hooks = _Hooks(runner, recorder, probe)
     wrap(runner, "execute_model", hooks.execute_model)
     wrap(runner, "sample_tokens", hooks.sample_tokens)
@@ -54,7 +59,7 @@ class _Hooks:
         self._count = torch.zeros((), dtype=torch.int64, device=device)  # serial of the last step, on the device
         self._is_proposing = False
         self._has_strayed = True  # `_count` is not the transport's: something was drafted outside of a step
-        self._fork = torch.cuda.Stream(device)
+        self._fork = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._has_forked = False
         self._aux: Tensor | None = None  # this step's, outside of graphs
         self._kept_aux: Tensor | None = None  # its first tokens at an address that graphs know
@@ -96,7 +101,7 @@ class _Hooks:
             self.recorder.mark(1)
 
     def _after_proposal(self, num_rows: int) -> None:
-        if self._kept_aux is None and self._aux is not None:
+        if self._kept_aux is None and self._aux is not None and self.probe.has_norms:
             self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
             self.recorder.transport.keep_columns(num_rows, ("fusion_share", "fusion_energy", "aux_norm"))
         self.recorder.mark(2)
@@ -128,7 +133,7 @@ class _Hooks:
                 return result
             finally:
                 self.probe.leave()
-                if self._has_forked:  # a capture that does not come together again fails
+                if self._has_forked and self._fork is not None:  # a capture that does not come together again fails
                     torch.cuda.current_stream().wait_stream(self._fork)
                     self._has_forked = False
 
@@ -155,7 +160,7 @@ class _Hooks:
 
     def _write_fusion(self, aux: Tensor, last: Tensor) -> None:
         """In a graph beside the drafter's own operations, on a branch that `prefill` joins again."""
-        if not torch.cuda.is_current_stream_capturing():
+        if self._fork is None or not torch.cuda.is_current_stream_capturing():
             self.probe.write_fusion(aux, last)
             return
         self._has_forked = True
