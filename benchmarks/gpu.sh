@@ -16,12 +16,12 @@ export PYTHONUNBUFFERED=1
 
 command_of() {  # -> seconds, then what to run
   case $1 in
-    tests) echo 300 -m pytest -q -m gpu tests/gpu --ignore-glob=*/test_vllm_* ;;
+    tests) echo 300 -m pytest -q -n 8 -m gpu tests/gpu --ignore-glob=*/test_vllm_* ;;
     region_mass) echo 120 -m benchmarks.region_mass "$out" ;;
     replay) echo 300 -m benchmarks.replay "$out" ;;
     live) echo 180 -m benchmarks.live "$out" --device cuda --dtype bfloat16 ;;
     growth) echo 240 -m benchmarks.growth "$out" ;;
-    tests_vllm) echo 540 -m pytest -q -s -m gpu tests/gpu/test_vllm_*.py ;;
+    tests_vllm) echo 540 -m pytest -q -n 4 -rP -m gpu tests/gpu/test_vllm_*.py ;;
     overhead) echo 580 -m benchmarks.vllm_overhead "$out/overhead" --variants counts,default,heads --pairs 20 ;;
     overhead_baselines) echo 580 -m benchmarks.vllm_overhead "$out/overhead_baselines" --variants eager,dump --pairs 20 ;;
     *) return 1 ;;

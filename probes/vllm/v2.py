@@ -109,7 +109,7 @@ class _Hooks:
     def combine(self, original: Any) -> Any:
         def recorded(aux: Tensor) -> Tensor:
             self._aux = aux
-            if self._kept_aux is not None:
+            if self._kept_aux is not None and self.recorder.is_recording:
                 self.recorder.guarded(self._keep_aux, aux)
             return original(aux)
 
