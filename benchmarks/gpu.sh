@@ -3,7 +3,8 @@
 # A step that fails or runs too long does not stop the next ones; the exit status says whether all passed.
 #
 #   bash benchmarks/gpu.sh OUT                       tests region_mass replay live growth
-#   bash benchmarks/gpu.sh OUT STEP...               also: tests_vllm overhead overhead_baselines (where vLLM is installed)
+#   bash benchmarks/gpu.sh OUT STEP...               also: costs, and where vLLM is installed: tests_vllm overhead
+#                                                    overhead_baselines demo_vllm
 #
 # PYTHON=python3: one whose torch sees the device. Each step's output goes to OUT/STEP.log, JSON and tables beside it.
 set -uo pipefail
@@ -22,6 +23,10 @@ command_of() {  # -> seconds, then what to run
     live) echo 180 -m benchmarks.live "$out" --device cuda --dtype bfloat16 ;;
     growth) echo 240 -m benchmarks.growth "$out" ;;
     tests_vllm) echo 540 -m pytest -q -n 4 -rP -m gpu tests/gpu/test_vllm_*.py ;;
+    costs) echo 200 -m driftscope probe --target demo --drafter eagle3.1=demo:eagle3.1 --num-prompts 4 --depth 7 \
+      --costs 1,4,16,64,128,256,512 --costs-context-tokens 512,4096 --device cuda --dtype bfloat16 -o "$out/costs.drift" ;;
+    demo_vllm) echo 300 -m driftscope probe --target demo --drafter eagle3=demo:eagle3 --drafter eagle3.1=demo:eagle3.1 \
+      --engine vllm --level default --num-prompts 8 --device cuda --dtype bfloat16 -o "$out/demo_vllm.drift" ;;
     overhead) echo 580 -m benchmarks.vllm_overhead "$out/overhead" --variants counts,default,heads --pairs 20 ;;
     overhead_baselines) echo 580 -m benchmarks.vllm_overhead "$out/overhead_baselines" --variants eager,dump --pairs 20 ;;
     *) return 1 ;;

@@ -271,7 +271,7 @@ class Target:
     def read(self, token_ids: np.ndarray, num_prompt_tokens: int, *, prefix: Prefix | None = None) -> TargetTrace:
         """The states and logits of a finished text that somebody else may have written (forced).
 
-        Read in chunks; memory grows by the states, keys and values of a token, never by its logits.
+        Read in chunks; memory grows by the states, keys and values of a token, not by its logits (see HeadLogits).
         """
         self.check_length(len(token_ids), "the text")
         begin = 0 if prefix is None else len(prefix.token_ids)
