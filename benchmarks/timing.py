@@ -31,14 +31,10 @@ def environment() -> dict[str, Any]:
             "cuda": torch.version.cuda,
         }
     else:
-        info |= {"processor": _processor(), "threads": torch.get_num_threads()}
+        from driftscope.bench.run import processor
+
+        info |= {"processor": processor(), "threads": torch.get_num_threads()}
     return info
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def synchronize() -> None:

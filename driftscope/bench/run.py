@@ -45,7 +45,7 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
                 said = workers[0].said
                 samples += _interleaved(workers, options, on_status)
     machine = Machine(
-        cpu=_cpu(),
+        cpu=processor(),
         num_cores=os.cpu_count() or 1,
         gpu=said["machine"]["gpu"],
         load_before=load_before,
@@ -177,7 +177,8 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """This machine's processor by name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

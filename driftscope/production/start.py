@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from dataclasses import asdict
 from importlib.metadata import version
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -174,7 +173,7 @@ def _run_info(
     import torch
 
     from driftscope.measure import PACKAGES, REGION_DEFINITIONS
-    from driftscope.measure_vllm import HEAD_MEANS, NULLS
+    from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
     from probes.vllm.hooks import vllm_version
     from probes.vllm.settings import disagreements, runner_settings
@@ -182,14 +181,7 @@ def _run_info(
     settings = runner_settings(runner)
     text_config = runner.vllm_config.model_config.hf_text_config
     model = runner.vllm_config.model_config.model
-    drafter = DrafterInfo.from_spec(name, path, spec)
-    findings = list(disagreements(settings, spec, None if offsets is None else torch.as_tensor(offsets)))
-    drafter.findings += [asdict(finding) for finding in findings]
-    drafter.engine_settings = settings  # type: ignore[attr-defined]  # an extra field, kept by every reader
-    notes = [note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])]
-    if settings["compilation_mode"] == "NONE":
-        notes.append("eager mode (no compilation, no CUDA graphs)")
-    return RunInfo(
+    info = RunInfo(
         engine="vllm",
         level=config.level,
         depth=runner.vllm_config.speculative_config.num_speculative_tokens,
@@ -206,19 +198,18 @@ def _run_info(
             hidden_size=text_config.hidden_size,
             vocab_size=text_config.vocab_size,
         ),
-        drafters=[drafter],
+        drafters=[DrafterInfo.from_spec(name, path, spec)],
         provenance=Provenance(
             driftscope_version=driftscope.__version__,
             python_version=platform.python_version(),
             platform=platform.platform(),
-            packages={name: version(name) for name in PACKAGES} | {"vllm": vllm_version()},
-            device=str(settings["device"]),
-            gpu_name=settings["gpu_name"],
+            packages={name: version(name) for name in PACKAGES},
             dtype=str(settings["dtype"]),
-            attention_backend=str(settings["attention_backend"]),
-            cuda_graph_mode=f"{settings['cuda_graph_mode']}, compilation {settings['compilation_mode']}",
             argv=list(sys.argv),
         ),
         region_definitions={n: text.format(sink_slots=config.sink_slots) for n, text in REGION_DEFINITIONS.items()},
-        notes=[*notes, *(f"{finding.message}. {finding.remedy}" for finding in findings)],
+        notes=[note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])],
     )
+    findings = list(disagreements(settings, spec, None if offsets is None else torch.as_tensor(offsets)))
+    add_engine_settings(info, name, settings, findings, vllm_version())
+    return info
