@@ -26,10 +26,10 @@ from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts
 from probes.attention.slots import text_regions
 from probes.chain import concat_aux
-from probes.checkpoint.read import read_spec
-from probes.checkpoint.tensors import load_tensors
+from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.live import record_live, run_live, run_live_batch
+from probes.models import load_models
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.rendering import render
 from probes.target import Sampler, Target
@@ -162,22 +162,17 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)
     arguments = parser.parse_args()
-    dtype = getattr(torch, arguments.dtype)
-    target = Target.load(resolve_target("demo"), dtype=dtype, device=arguments.device)
-    path = resolve_drafter(arguments.drafter)
-    spec = read_spec(path, target_config=target.config.to_dict())
-    target.capture(spec.aux_layer_ids)
-    drafter = Drafter.load(
-        spec,
-        load_tensors(path, spec, dtype=dtype, device=arguments.device),
-        target_embedding=None if spec.has_own_embedding else target.embedding,
-        target_lm_head=None if spec.has_own_lm_head else target.lm_head,
-        dtype=dtype,
-        device=arguments.device,
-    )
+    job = Job(
+        target=resolve_target("demo"), drafters={"d": resolve_drafter(arguments.drafter)}, prompts=(),
+        device=arguments.device, dtype=arguments.dtype,
+    )  # fmt: skip
+    models = load_models(job)
+    target, drafter = models.target, models.drafters[0].model
     assistant = None
     if arguments.assistant:
-        assistant = AutoModelForCausalLM.from_pretrained(arguments.assistant, dtype=dtype).to(arguments.device)
+        assistant = AutoModelForCausalLM.from_pretrained(arguments.assistant, dtype=getattr(torch, arguments.dtype)).to(
+            arguments.device
+        )
     asked = read_prompts(sample_prompts() / "user_turns.jsonl").prompts[: arguments.prompts]
     prompts = [render(target.tokenizer, [dict(m) for m in p.messages]).token_ids for p in asked]
 
