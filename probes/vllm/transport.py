@@ -20,7 +20,6 @@ import torch
 
 from probes.vllm.rows import Rows
 
-RECORDER_THREAD = "driftscope-recorder"
 RING_BYTES = 64 << 20
 MAX_STEPS, MIN_STEPS = 256, 16
 PAUSE_SECONDS = 0.05
@@ -92,7 +91,7 @@ class Transport:
             self._stream = torch.cuda.Stream(words.device)
             self._copied = torch.cuda.Event(blocking=True)
             self.follow()
-        self._thread = threading.Thread(target=self._run, name=RECORDER_THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="driftscope-recorder", daemon=True)
         self._thread.start()
 
     # on the engine's thread
