@@ -187,6 +187,17 @@ def _keep_rows(
 
 
 @triton.jit
+def _square_sum(row_ptr, size, BLOCK: tl.constexpr):  # noqa: N803
+    """Of a row's entries, float32."""
+    total = 0.0
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + at, mask=at < size, other=0.0).to(tl.float32)
+        total += tl.sum(x * x, axis=0)
+    return total
+
+
+@triton.jit
 def _put_norms(
     states_ptr,
     rows_ptr,
@@ -210,11 +221,7 @@ def _put_norms(
     step = tl.load(step_ptr)
     if HAS_VALUES:
         tl.store(value_out_ptr + row * out_row_stride + step * value_depth_stride, tl.load(values_ptr + token))
-    total = 0.0
-    for first in range(0, hidden, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(states_ptr + token * state_stride + at, mask=at < hidden, other=0.0).to(tl.float32)
-        total += tl.sum(x * x, axis=0)
+    total = _square_sum(states_ptr + token * state_stride, hidden, BLOCK)
     tl.store(out_ptr + row * out_row_stride + step * out_depth_stride, tl.sqrt(total))
 
 
@@ -259,11 +266,7 @@ def _gather_states(
     token = tl.load(rows_ptr + row).to(tl.int64)
     source = concat_ptr + token * token_stride + aux * size
     target = states_ptr + aux * state_aux_stride + row * state_row_stride
-    total = 0.0
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(source + at, mask=at < size, other=0.0).to(tl.float32)
-        total += tl.sum(x * x, axis=0)
+    total = _square_sum(source, size, BLOCK)
     tl.store(aux_norm_ptr + row * out_row_stride + aux, tl.sqrt(total))
     scale = 1.0
     if HAS_GAINS:
