@@ -152,7 +152,6 @@ def engine(
     version = vllm_version()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     if not in_process:
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # our functions are called in our own child process
         os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # threads do not survive a fork
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, on a CPU
