@@ -65,7 +65,7 @@ def test_they_are_started_watched_cancelled_and_started_again(
         checked(again.run())
     finally:
         probe_process.cancel(process)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while probe_process.state(process).status == "running":
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -81,7 +81,7 @@ def test_why_they_were_not_run_is_said(open_app: OpenApp, planned: Path, monkeyp
     reason = "interventions were not run: measuring needs torch, which is not installed"
     monkeypatch.setattr(probe_process, "_CODE", f"import sys\nprint({reason!r}, file=sys.stderr)\nprint('{{}}')")
     process = probe_process.start_interventions(planned, planned / "mine.drift")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while probe_process.state(process).status == "running":
         assert time.monotonic() < deadline
         time.sleep(0.1)
