@@ -19,6 +19,8 @@ from driftscope.production.config import ProductionConfig, read_config
 from probes.errors import DriftscopeError, RunError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from driftscope.production.session import Session
     from driftscope.production.workers import SentHeads, TakenHeads
     from driftscope.runs.info import RunInfo
@@ -125,6 +127,7 @@ class _Production:
     def _session(self, runner: Any, note: str, heads: TakenHeads | None) -> Session:
         from driftscope.production.session import Session
         from probes.checkpoint.read import read_spec
+        from probes.checkpoint.tensors import load_tensors
         from probes.target import target_config
         from probes.vllm.record import vocabulary
         from probes.vllm.settings import drafter_model
@@ -133,13 +136,14 @@ class _Production:
         draft_config = runner.vllm_config.speculative_config.draft_model_config
         path, trust = _source(draft_config), model_config.trust_remote_code
         spec = read_spec(path, target_config=target_config(_source(model_config), trust_remote_code=trust))
+        d2t = load_tensors(path, spec, names=("d2t",)).get("d2t")
         offsets = getattr(drafter_model(runner), "draft_id_to_target_id", None)
         offsets = None if offsets is None else offsets.detach().cpu().numpy()
         name = Path(draft_config.model).name
         return Session(
             config=self.config,
             sampler=self.sampler,
-            writer=_new_run(self.config.out, runner, _run_info(self.config, runner, name, path, spec, offsets, note)),
+            writer=_new_run(self.config.out, runner, _run_info(self.config, runner, name, path, spec, d2t, note)),
             drafter=name,
             in_draft_vocab=vocabulary(offsets, vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size),
             norm_output=spec.norm_output,
@@ -168,10 +172,8 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 
 
 def _run_info(
-    config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, offsets: Any, note: str
+    config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    import torch
-
     from driftscope.measure import PACKAGES, REGION_DEFINITIONS
     from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
@@ -210,6 +212,6 @@ def _run_info(
         region_definitions={n: text.format(sink_slots=config.sink_slots) for n, text in REGION_DEFINITIONS.items()},
         notes=[note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])],
     )
-    findings = list(disagreements(settings, spec, None if offsets is None else torch.as_tensor(offsets)))
+    findings = list(disagreements(settings, spec, d2t))
     add_engine_settings(info, name, settings, findings, vllm_version())
     return info

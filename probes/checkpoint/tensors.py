@@ -5,6 +5,8 @@ Knows no forward pass: `probes.drafter` builds the module from a spec and loads 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,8 +25,11 @@ def load_tensors(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    names: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """What `spec` needs, and t2d where there is one. Weights in `dtype`, d2t int64, t2d bool, all on `device`.
+
+    `names`: only these of them.
 
     A spec with changed flags (an intervention) gets what it then needs; a part borrowed from the target is absent.
     Raises CheckpointError when a tensor is missing, has another shape, or the file cannot be read.
@@ -32,6 +37,8 @@ def load_tensors(
     files = open_checkpoint(path_or_id)
     canonical = canonical_names(files.tensors, producer_named(spec.producer), where=str(files.folder))
     needed = expected_shapes(spec) | {"t2d": (spec.vocab_size,)}
+    if names is not None:
+        needed = {name: shape for name, shape in needed.items() if name in names}
     tensors: dict[str, Tensor] = {}
     for path in files.weight_paths:
         if path.suffix == ".bin":

@@ -54,7 +54,7 @@ def load(job: Job) -> VllmModels:
     refuse_unsupported(job)
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
-    d2t = {name: load_tensors(job.drafters[name], spec).get("d2t") for name, spec in specs.items()}
+    d2t = {name: load_tensors(job.drafters[name], spec, names=("d2t",)).get("d2t") for name, spec in specs.items()}
     tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     return VllmModels(config, tokenizer, specs, d2t)
 

@@ -95,6 +95,13 @@ def test_dtype_is_for_weights_only(tmp_path: Path) -> None:
     assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
 
 
+def test_one_tensor_alone_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, num_shards=3)
+    [(name, offsets)] = load_tensors(path, spec_of(path), names=("d2t",)).items()
+    assert name == "d2t"
+    np.testing.assert_array_equal(offsets.numpy(), weights(TINY)["d2t"])
+
+
 def test_borrowed_parts_and_changed_flags(tmp_path: Path) -> None:
     path = written(tmp_path / "a", tiny=replace(TINY, own_embedding=False))
     spec = spec_of(path)

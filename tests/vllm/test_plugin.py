@@ -119,6 +119,9 @@ def test_a_killed_servers_run_is_recovered(served: Served) -> None:
 def test_what_is_stored(served: Served) -> None:
     run = read_run(served.path)
     assert not run.info.has_text
+    [drafter] = run.info.drafters
+    assert drafter.model_extra["engine_settings"]["has_vocab_map"]
+    assert not any(f["code"].startswith("engine_") for f in drafter.findings)
     prompts = run.query("select * from prompts order by prompt_id").to_pylist()
     assert all(p["token_ids"] is None and p["messages"] is None for p in prompts)
     lengths = sorted(len(served.answers[prompt, "policy-a"]) for prompt in (*PROMPTS, PROMPTS[0]))
