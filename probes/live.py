@@ -361,15 +361,16 @@ def _drafted(
     depth, at, num_starts = rows.shape[1], starts - first, last - first + 1
     last_fresh = min(last + depth - 1, cache.num_slots - 1)
     fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth)
-    output, drafts = fresh.output, []
+    output, drafted, drafts = fresh.output, fresh.drafted, []
     for k in range(depth):
-        row = output.logits.argmax(dim=-1)
+        row = drafted.row.clone()
         row[at] = rows[:, k]
-        every = Drafted.from_step(drafter, output, temperature=trace.temperature, row=row)
+        every = drafted.with_drafts(drafter, row, temperature=trace.temperature)
         drafts.append(every.take(at))
         if k + 1 < depth:
             token, feedback = every.token[:num_starts], output.feedback[:num_starts]
             output = step(drafter, cache, regions, token, feedback, start=first, own=output.own if k else ())
+            drafted = Drafted.from_step(drafter, output, temperature=trace.temperature)
     return drafts, fresh
 
 

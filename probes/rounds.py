@@ -6,7 +6,7 @@ Shared by replay and live, which differ only in where the chains start. Knows no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,31 +50,20 @@ class Drafted:
     columns: dict[str, Tensor]  # name -> [round, ...]: STEP_COLUMNS and DRAFT_COLUMNS
 
     @classmethod
-    def from_step(
-        cls,
-        drafter: Drafter,
-        output: StepOutput,
-        *,
-        temperature: float = 0.0,
-        row: Int[Tensor, "round"] | None = None,
-    ) -> Drafted:
-        """`row`: what was drafted, of the draft vocabulary; None: the most probable (greedy drafts).
+    def from_step(cls, drafter: Drafter, output: StepOutput, *, temperature: float = 0.0) -> Drafted:
+        """The most probable tokens as drafts.
 
         q = softmax(logits / temperature), at temperature 0 of the raw logits; no top-k, no top-p (vLLM's rule).
         """
         logits = output.logits if temperature in (0.0, 1.0) else output.logits.float() / temperature
         found = row_statistics(logits, NUM_CANDIDATES)
-        best, best_logit = found.top_id[:, 0], found.top[:, 0]
-        logit, gap = best_logit, best_logit - found.top[:, 1]
-        if row is not None:
-            logit = logits.gather(1, row[:, None])[:, 0].float()
-            gap = torch.where(row == best, gap, logit - best_logit)
+        row, logit = found.top_id[:, 0], found.top[:, 0]
+        gap = logit - found.top[:, 1]
         columns = {name: getattr(output, name) for name in STEP_COLUMNS}
         for name in ("mass", "own", "entropy"):  # [round, layer, head, ...]
             of_layers = [getattr(m, name) for m in output.masses]
             columns[name] = of_layers[0][:, None] if len(of_layers) == 1 else torch.stack(of_layers, dim=1)
         columns |= {"top": found.top, "top_id": found.top_id, "draft_logit": logit, "draft_entropy": found.entropy}
-        row = best if row is None else row
         return cls(
             row=row,
             token=drafter.to_target_ids(row),
@@ -82,6 +71,18 @@ class Drafted:
             lse=found.lse,
             logit_gap=gap * temperature if temperature else gap,
             columns=columns,
+        )
+
+    def with_drafts(self, drafter: Drafter, row: Int[Tensor, "round"], *, temperature: float = 0.0) -> Drafted:
+        """The same step, had it drafted these rows of the draft vocabulary in place of the most probable."""
+        logit = self.logits.gather(1, row[:, None])[:, 0].float()
+        below = logit - self.columns["draft_logit"]
+        return replace(
+            self,
+            row=row,
+            token=drafter.to_target_ids(row),
+            logit_gap=torch.where(row == self.row, self.logit_gap, below * temperature if temperature else below),
+            columns=self.columns | {"draft_logit": logit},
         )
 
     def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
