@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,12 @@ def need_probe_extra() -> None:
                 code="probe_extra_missing",
                 remedy="pip install 'driftscope[probe]'",
             ) from error
+
+
+def package_versions() -> dict[str, str]:
+    """Of what a run's figures depend on; Triton where it is installed."""
+    names = [*PACKAGES, *(["triton"] if find_spec("triton") else [])]
+    return {name: version(name) for name in names}
 
 
 def measure(
@@ -203,6 +210,7 @@ def done_batches(writer: RunWriter) -> set[tuple[str, tuple[str, str, int], str]
 def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list[str]) -> RunInfo:
     import torch
 
+    from probes.attention.kernel import kernel_name
     from probes.checkpoint.files import file_hashes
 
     config = loaded.config
@@ -237,11 +245,11 @@ def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list
             driftscope_version=driftscope.__version__,
             python_version=platform.python_version(),
             platform=platform.platform(),
-            packages={name: version(name) for name in PACKAGES},
+            packages=package_versions(),
             device=job.device,
             gpu_name=torch.cuda.get_device_name(job.device) if is_cuda else None,
             dtype=job.dtype,
-            attention_backend="aten efficient attention" if is_cuda else "aten flash attention for CPU",
+            attention_backend=kernel_name(job.device, job.dtype),
             template_sha256={
                 t.name: hashlib.sha256(_template_text(loaded.tokenizer, t.source).encode()).hexdigest()
                 for t in job.templates

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from importlib.metadata import version
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,7 +173,7 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure import PACKAGES, REGION_DEFINITIONS
+    from driftscope.measure import REGION_DEFINITIONS, package_versions
     from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
     from probes.vllm.hooks import vllm_version
@@ -205,7 +204,7 @@ def _run_info(
             driftscope_version=driftscope.__version__,
             python_version=platform.python_version(),
             platform=platform.platform(),
-            packages={name: version(name) for name in PACKAGES},
+            packages=package_versions(),
             dtype=str(settings["dtype"]),
             argv=list(sys.argv),
         ),

@@ -31,6 +31,14 @@ def has_kernel(q: Tensor) -> bool:
     return q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= 256 and has_triton()
 
 
+def kernel_name(device: str, dtype: str) -> str:
+    """What `attend` runs on such a device, heads to 256: for a run's provenance."""
+    kind = device.partition(":")[0]
+    if kind == "cuda" and dtype != "float64":
+        return "driftscope region kernel (Triton)" if has_triton() else "aten efficient attention"
+    return "aten flash attention for CPU" if kind == "cpu" else "plain torch"
+
+
 class Band(NamedTuple):
     """Query i sees the slots max(0, first + i) .. last + i, both included."""
 

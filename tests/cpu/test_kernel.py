@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from probes.attention.kernel import Band
+from probes.attention import kernel as kernel_module
+from probes.attention.kernel import Band, kernel_name
 from probes.attention.masses import OwnChain, attend_regions_plain, merge_chain
 from probes.attention.region_kernel import RegionAttention, attend_banded
 from probes.attention.tiles import Blocks, choose_splits
@@ -126,3 +127,20 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     q = torch.zeros(1, 1, 300)
     with pytest.raises(ValueError, match="head sizes to 256"):
         attend_banded(q, q, q, Band(0, 0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "has_triton", "expected"),
+    [
+        ("cuda:1", "bfloat16", True, "driftscope region kernel (Triton)"),
+        ("cuda", "bfloat16", False, "aten efficient attention"),
+        ("cuda", "float64", True, "plain torch"),
+        ("cpu", "float64", True, "aten flash attention for CPU"),
+        ("mps", "float32", False, "plain torch"),
+    ],
+)
+def test_a_run_names_the_kernel_that_its_device_takes(
+    device: str, dtype: str, has_triton: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_module, "has_triton", lambda: has_triton)
+    assert kernel_name(device, dtype) == expected
