@@ -64,7 +64,9 @@ class _Hooks:
         self._aux: Tensor | None = None  # this step's, outside of graphs
         self._kept_aux: Tensor | None = None  # its first tokens at an address that graphs know
         if probe.aux_width is not None:
-            num_tokens = speculator.max_num_reqs * (speculator.num_speculative_steps + 1)
+            most_captured = runner.vllm_config.compilation_config.max_cudagraph_capture_size or 0
+            # a FULL graph may be for more tokens than those of all decoding requests: for prompts among them
+            num_tokens = max(speculator.max_num_reqs * (speculator.num_speculative_steps + 1), most_captured)
             self._kept_aux = torch.zeros(num_tokens, probe.aux_width, dtype=speculator.dtype, device=device)
 
     def execute_model(self, original: Any) -> Any:
@@ -118,7 +120,7 @@ class _Hooks:
     def _keep_aux(self, aux: Tensor) -> None:
         assert self._kept_aux is not None
         most = len(self._kept_aux)
-        if len(aux) > most:  # a prompt: not one of the batches that graphs are for, or padding
+        if len(aux) > most:  # not one of the batches that graphs are for, or padding
             aux = aux[:most]
         self._kept_aux.narrow(0, 0, len(aux)).copy_(aux)
 
@@ -128,14 +130,14 @@ class _Hooks:
             self.recorder.guarded(self._before_prefill, num_reqs)
             try:
                 result = original(num_reqs, *args, **kwargs)
-                if self.last_depth == 0:
-                    self.recorder.guarded(self._keep_rows, num_reqs)
-                return result
             finally:
                 self.probe.leave()
                 if self._has_forked and self._fork is not None:  # a capture that does not come together again fails
                     torch.cuda.current_stream().wait_stream(self._fork)
                     self._has_forked = False
+            if self.last_depth == 0:  # the branch is back: what it wrote belongs to the rows
+                self.recorder.guarded(self._keep_rows, num_reqs)
+            return result
 
         return recorded
 

@@ -4,6 +4,7 @@ the engine's output. Triton's interpreter does the kernels; graphs and the draft
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from probes.vllm.probe import Probe
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import RequestRounds
-from probes.vllm.rows import RowLayout
-from probes.vllm.v2 import hook
+from probes.vllm.rows import RowLayout, as_records
+from probes.vllm.v2 import _Hooks, hook
 
 DEVICE = torch.device("cpu")
 MAX_REQUESTS = 3
@@ -67,6 +68,7 @@ class Runner:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.speculator = Speculator(depth)
+        self.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(max_cudagraph_capture_size=20))
         self.texts: dict[str, list[int]] = {}
         self._batch: Any = None
 
@@ -119,15 +121,22 @@ class Runner:
         )
 
 
-def recorded(runner: Runner, level: str = "counts") -> tuple[Recorder, dict[str, RequestRounds]]:
-    written: dict[str, RequestRounds] = {}
+def probed(runner: Runner, level: str, written: dict[str, RequestRounds] | None = None) -> tuple[Recorder, Probe]:
+    """A recorder that is prepared, and what its hooks write with."""
+    into = {} if written is None else written
     recorder = Recorder(
-        RecorderConfig(level=level, write=lambda rounds: written.update({rounds.request.request_id: rounds}))
+        RecorderConfig(level=level, write=lambda rounds: into.update({rounds.request.request_id: rounds}))
     )
     layout = RowLayout(level=level, depth=runner.depth, num_aux=3, num_layers=1, num_heads=1)
     recorder.prepare(layout, num_rows=MAX_REQUESTS, max_model_len=64, device=DEVICE)
     speculator = runner.speculator
-    hook(runner, recorder, Probe(recorder, speculator.model, speculator.current_draft_step, 64))  # type: ignore[arg-type]
+    return recorder, Probe(recorder, speculator.model, speculator.current_draft_step, 64)  # type: ignore[arg-type]
+
+
+def recorded(runner: Runner, level: str = "counts") -> tuple[Recorder, dict[str, RequestRounds]]:
+    written: dict[str, RequestRounds] = {}
+    recorder, probe = probed(runner, level, written)
+    hook(runner, recorder, probe)
     return recorder, written
 
 
@@ -137,6 +146,9 @@ def test_each_request_gets_its_own_rows(depth: int) -> None:
     recorder, written = recorded(runner)
     runner.speculator._prefill(2)  # a warm-up, as before a capture
     runner.dummy()
+    for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):  # the engine's own requests, before it serves
+        runner.step({name: [9]}, new=[name])
+        runner.step({}, ended=[name])
     runner.step({"a": [10]}, new=["a"])
     runner.step({"b": [20], "a": [11]}, new=["b"])  # the batch's order changes
     runner.dummy()
@@ -148,6 +160,7 @@ def test_each_request_gets_its_own_rows(depth: int) -> None:
     recorder.transport.stop()
     assert recorder.failure is None
     assert recorder.transport.num_lost == 0
+    assert recorder.num_requests == len(written) == 2
     a, b = written["a"], written["b"]
     assert a.token_ids.tolist() == [1, 2, 3, 4, 10, 11, 12, 13]
     assert b.token_ids.tolist() == [1, 2, 3, 4, 20, 21, 22, 23]
@@ -189,3 +202,55 @@ def test_rows_of_another_step_are_a_failure_and_never_taken() -> None:
     assert "where those of 3 should be" in recorder.failure
     recorder.transport.stop()
     assert not written
+
+
+class Branch:
+    """A stream of a captured graph: what is launched on it is done when another waits for it, and no sooner."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def wait_stream(self, other: Branch) -> None:
+        for work in other.launched:
+            work()
+        other.launched.clear()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_are_kept_once_the_branch_of_the_fusion_shares_is_back(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(depth)
+    recorder, probe = probed(runner, "default")
+    monkeypatch.setattr(Probe, "aux_width", 12)
+    hooks, main, fork = _Hooks(runner, recorder, probe), Branch(), Branch()
+    hooks._fork = fork  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(
+        probe, "write_fusion", lambda aux, rows: fork.launched.append(lambda: recorder.rows["fusion_share"].fill_(7.0))
+    )
+    speculator = runner.speculator
+    hooks.prefill(speculator._prefill)(2)
+    assert not fork.launched
+    if depth > 1:
+        speculator.current_draft_step.fill_(1)
+        hooks.generate_draft(speculator._generate_draft)(2)
+    kept = as_records(recorder.transport.ring[1, :2].numpy(), recorder.layout)
+    assert kept["serial"].tolist() == [1, 1]
+    assert kept["fusion_share"].tolist() == [[7.0] * 3] * 2
+    recorder.transport.stop()
+
+
+def test_graphs_of_prompts_find_all_captured_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(1)  # 3 requests of 2 tokens; graphs are for up to 20 tokens
+    recorder, probe = probed(runner, "default")
+    monkeypatch.setattr(Probe, "aux_width", 12)
+    hooks = _Hooks(runner, recorder, probe)
+    for num_tokens in (20, 64):
+        aux = torch.arange(num_tokens * 12, dtype=torch.float32).view(num_tokens, 12)
+        hooks._keep_aux(aux)
+        assert hooks._kept_aux is not None
+        assert torch.equal(hooks._kept_aux[:20], aux[:20])
+    recorder.transport.stop()
