@@ -19,6 +19,10 @@ NOT_RECORDED = {
 }
 """Ways of vLLM to spread a model over workers, and why an engine that uses them is not recorded."""
 
+WARM_UPS = ("_warmup_", "_v2_mixed_warmup_", "_sparse_mla_v2_warmup_")
+"""How the ids of requests begin that nobody made: the V2 runner steps through some before it serves, like any other
+(v1/worker/gpu/warmup.py in 0.26.0)."""
+
 
 def refuse_unsupported(config: Any) -> None:
     """Raises NotImplementedError for an engine (`VllmConfig`) whose drafter is not recorded."""
@@ -74,7 +78,7 @@ def num_head_ranks(attention: nn.Module) -> int:
 def schedule(recorder: Recorder, output: Any) -> None:
     """The scheduler's output of a step that begins."""
     recorder.requests_changed(
-        [_new_request(new) for new in output.scheduled_new_reqs],
+        [_new_request(new) for new in output.scheduled_new_reqs if not new.req_id.startswith(WARM_UPS)],
         output.finished_req_ids,
         output.preempted_req_ids or (),
     )

@@ -115,7 +115,7 @@ class Recorder:
         """Allocates everything. Called once, before the engine measures what memory is left."""
         self.layout = layout
         self.rows = Rows(layout, num_rows, device)
-        self.transport = Transport(self.rows, self._handle)
+        self.transport = Transport(self.rows, self._handle, self._fail)
         self.device = device
         self._free_slots = list(range(num_rows))[::-1]
         self._other = num_rows  # shared by all that are not recorded

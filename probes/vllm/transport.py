@@ -67,10 +67,14 @@ NOT_TIMED = (float("nan"), float("nan"))
 
 @dataclass
 class Transport:
-    """`handle(item, words, laps)` is called in the thread, in the order of `send` and `post`; words None: none, or lost."""
+    """`handle(item, words, laps)` is called in the thread, in the order of `send` and `post`; words None: none, or lost.
+
+    `fail` is called there with what went wrong on the device; the steps in hand are lost then.
+    """
 
     rows: Rows
     handle: Callable[[Any, np.ndarray | None, tuple[float, float]], None]
+    fail: Callable[[Exception], None]
     num_lost: int = 0
     serial: int = 0  # of the last step that began
     _entries: deque = field(default_factory=deque)  # its two ends are used without a lock
@@ -180,16 +184,24 @@ class Transport:
 
     def _take(self, entries: list[_Entry]) -> None:
         steps = [entry for entry in entries if entry.serial]
-        words = dict(zip((entry.serial for entry in steps), self._copies(steps), strict=True))
+        taken: dict[int, tuple[np.ndarray | None, tuple[float, float]]] = {}
+        try:
+            for step, words in zip(steps, self._copies(steps), strict=True):
+                taken[step.serial] = words, self._laps(step)
+        except Exception as error:  # whatever it is, `flush` waits for this thread
+            self.fail(error)
         for entry in entries:
             if isinstance(entry.item, threading.Event):
                 entry.item.set()
-                continue
-            laps = NOT_TIMED
-            if entry.clock is not None:
-                laps = entry.clock.laps_us()
-                self.give_back(entry.clock)
-            self.handle(entry.item, words.get(entry.serial), laps)
+            else:
+                self.handle(entry.item, *taken.get(entry.serial, (None, NOT_TIMED)))
+
+    def _laps(self, step: _Entry) -> tuple[float, float]:
+        if step.clock is None:
+            return NOT_TIMED
+        laps = step.clock.laps_us()
+        self.give_back(step.clock)
+        return laps
 
     def _copies(self, steps: list[_Entry]) -> list[np.ndarray | None]:
         """Each step's rows; None for one that a later step had begun to overwrite by the time that it was copied."""

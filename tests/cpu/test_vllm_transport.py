@@ -3,6 +3,7 @@ which steps it came too late for."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ class Handled:
         self.items: list[Any] = []
         self.num_sampled: list[list[int]] = []
         self.lost: list[Any] = []
+        self.failures: list[Exception] = []
 
     def __call__(self, item: Any, words: np.ndarray | None, laps: tuple[float, float]) -> None:
         self.items.append(item)
@@ -44,7 +46,7 @@ def handled() -> Handled:
 def transport(handled: Handled, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its pause never ends by itself."""
     monkeypatch.setattr(transport_module, "PAUSE_SECONDS", 3600.0)
-    made = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled)
+    made = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled, handled.failures.append)
     yield made
     made.stop()
 
@@ -88,7 +90,7 @@ def test_a_step_that_was_overwritten_is_lost_and_those_after_it_are_not(
     handled: Handled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Transport, "_run", lambda self: None)  # the thread comes late: below
-    transport = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled)
+    transport = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled, handled.failures.append)
     for number in range(transport.num_steps + 3):
         send(transport, number)
     transport._take([transport._entries.popleft() for _ in range(transport.num_steps + 3)])
@@ -114,7 +116,7 @@ def test_no_message_is_lost_between_a_thread_that_falls_asleep_and_one_that_send
     handled: Handled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport_module, "PAUSE_SECONDS", 0.0)
-    transport = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled)
+    transport = Transport(Rows(LAYOUT, 3, torch.device("cpu")), handled, handled.failures.append)
     for number in range(3_000):
         transport.post(number)
         if number % 100 == 0:
@@ -122,3 +124,23 @@ def test_no_message_is_lost_between_a_thread_that_falls_asleep_and_one_that_send
     wait_for(handled, 3_000)
     assert handled.items == list(range(3_000))
     transport.stop()
+
+
+def test_a_device_that_fails_is_told_and_nobody_waits_forever(
+    transport: Transport, handled: Handled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(steps: Any) -> Any:
+        raise RuntimeError("device-side assert")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transport, "_copies", broken)
+        send(transport, 1)
+        flushing = threading.Thread(target=transport.flush, daemon=True)
+        flushing.start()
+        flushing.join(timeout=60)
+        assert not flushing.is_alive()
+    assert [str(error) for error in handled.failures] == ["device-side assert"]
+    assert handled.lost == [1]
+    send(transport, 2)
+    transport.flush()
+    assert handled.num_sampled == [[2, 2]]
