@@ -185,7 +185,7 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm = None
+    llm = running = None
     try:
         try:
             llm = LLM(**arguments)
@@ -210,6 +210,8 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
     finally:
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+        if running is not None:
+            running.llm = None  # who still holds it must not hold the device's memory: another engine may come
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
