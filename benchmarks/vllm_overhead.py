@@ -251,6 +251,8 @@ def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> di
             answer = (stock, variant)[side].measure(load)
             times[pair, side] = answer["seconds"] / answer["rounds"] * 1e6
             status = answer["status"] or status
+    if status is not None and (status["failure"] or not status["num_written"]):
+        raise RuntimeError(f"{variant.variant} did not record what it was timed with: {status}")
     cost = (times[:, 1] / times[:, 0] - 1) * 100
     half = float(stats.t.ppf(0.975, num_pairs - 1) * cost.std(ddof=1) / num_pairs**0.5)
     result = {
