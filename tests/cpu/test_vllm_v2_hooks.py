@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from probes.vllm.probe import Probe
 from probes.vllm.recorder import Recorder, RecorderConfig
-from probes.vllm.requests import RequestRounds
+from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, as_records
 from probes.vllm.v2 import _Hooks, hook
 
@@ -72,20 +73,36 @@ class Runner:
         self.texts: dict[str, list[int]] = {}
         self._batch: Any = None
 
-    def step(self, emitted: Mapping[str, Sequence[int]], *, new: Sequence[str] = (), ended: Sequence[str] = ()) -> None:
+    def step(
+        self,
+        emitted: Mapping[str, Sequence[int]],
+        *,
+        new: Sequence[str] = (),
+        ended: Sequence[str] = (),
+        preempted: Sequence[str] = (),
+        resumed: Sequence[str] = (),
+    ) -> None:
         """`emitted` by request, in the batch's order; a new one has a prompt of four tokens."""
         for name in new:
             self.texts[name] = [1, 2, 3, 4]
-        has_drafts = [name for name in emitted if name not in new]
+        num_tokens = {name: len(self.texts[name]) if name in (*new, *resumed) else self.depth + 1 for name in emitted}
         self.execute_model(
             SimpleNamespace(
                 scheduled_new_reqs=[
-                    SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3, 4], sampling_params=None) for name in new
+                    SimpleNamespace(
+                        req_id=name,
+                        prompt_token_ids=[1, 2, 3, 4],
+                        prefill_token_ids=list(self.texts[name]),
+                        sampling_params=None,
+                    )
+                    for name in (*new, *resumed)
                 ],
                 finished_req_ids=set(ended),
-                preempted_req_ids=None,
-                scheduled_spec_decode_tokens={name: [-1] * self.depth for name in has_drafts},
-                num_scheduled_tokens={name: 4 if name in new else self.depth + 1 for name in emitted},
+                preempted_req_ids=set(preempted) or None,
+                scheduled_spec_decode_tokens={
+                    name: [-1] * self.depth for name in emitted if name not in (*new, *resumed)
+                },
+                num_scheduled_tokens=num_tokens,
             )
         )
         if not emitted:
@@ -95,7 +112,7 @@ class Runner:
         self._batch = SimpleNamespace(
             req_ids=list(emitted),
             num_reqs=len(emitted),
-            num_tokens=[4 if name in new else self.depth + 1 for name in emitted],
+            num_tokens=list(num_tokens.values()),
             slots=[len(self.texts[name]) - 2 for name in emitted],
         )
         self.sample_tokens([emitted[name] for name in emitted])
@@ -202,6 +219,34 @@ def test_rows_of_another_step_are_a_failure_and_never_taken() -> None:
     assert "where those of 3 should be" in recorder.failure
     recorder.transport.stop()
     assert not written
+
+
+def test_a_preempted_request_goes_on_and_is_decided_on_once() -> None:
+    runner = Runner(2)
+    recorder, written = recorded(runner)
+    asked: list[str] = []
+
+    def decide(request: NewRequest) -> Sampled | None:
+        asked.append(request.request_id)
+        return Sampled() if request.request_id == "a" else None
+
+    recorder.config = replace(recorder.config, decide=decide)
+    runner.step({"a": [10], "other": [30]}, new=["a", "other"])
+    runner.step({"a": [11, 12], "other": [31]})
+    runner.step({}, preempted=["a", "other"])
+    runner.step({"other": [32], "a": [13]}, resumed=["other", "a"])
+    runner.step({"other": [33], "a": [14, 15, 16]})
+    runner.step({}, ended=["a", "other"])
+    recorder.transport.flush()
+    recorder.transport.stop()
+    assert recorder.failure is None
+    assert asked == ["a", "other"]
+    assert list(written) == ["a"]
+    rounds = written["a"]
+    assert rounds.token_ids.tolist() == [1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 16]
+    assert rounds.rows["start"].tolist() == [3, 5, 6, 9]
+    assert rounds.is_verified.tolist() == [True, False, True, False]  # the drafts before the preemption are lost
+    assert rounds.accepted_drafts.tolist() == [1, 0, 2, 0]
 
 
 class Branch:
