@@ -298,8 +298,9 @@ def key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
     def none(cache: Tensor) -> Tensor:
         raise AssertionError(name)
 
-    if getattr(implementation, "kv_cache_dtype", "auto").startswith("fp8"):
-        return "the key cache is fp8", none
+    cache_dtype = getattr(implementation, "kv_cache_dtype", "auto")
+    if cache_dtype not in ("auto", "float16", "bfloat16"):
+        return f"the key cache is {cache_dtype}", none
     if getattr(implementation, "sinks", None) is not None or getattr(implementation, "logits_soft_cap", 0):
         return "attention with learned sinks or capped logits", none
     if getattr(implementation, "alibi_slopes", None) is not None:
