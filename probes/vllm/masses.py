@@ -17,13 +17,14 @@ from probes.record import REGIONS, TEXT_REGIONS
 OWN, CURRENT, SINK = (REGIONS.index(name) for name in ("own", "current", "sink"))
 RESPONSE, UNKNOWN = REGIONS.index("response"), REGIONS.index("unknown")
 FIRST_TEXT_REGION = REGIONS.index(TEXT_REGIONS[0])  # REGIONS holds TEXT_REGIONS in their order
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundaries:
     """Where each request's regions lie, on the device; `slot` is the recorder's own number of a request."""
 
-    slot: Int[Tensor, "row"]  # int32: of each row of the batch
+    slot: Int[Tensor, "row"]  # int32: of each row of the batch; NO_SLOT: nothing is computed for it
     num_prompt_tokens: Int[Tensor, "slot"]  # int32
     region: (
         UInt8[Tensor, "slot token"] | None
@@ -67,6 +68,8 @@ def write_masses(
         return
     depth = int(step)
     for row in range(queries.num_rows):
+        if int(boundaries.slot[row]) < 0:
+            continue
         token = row if queries.rows is None else int(queries.rows[row])
         position = int(queries.positions[token])
         first = position if depth == 0 else int(start[row])

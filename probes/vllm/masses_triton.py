@@ -85,6 +85,7 @@ def launch(
     _merge[(queries.num_rows,)](
         scratch,
         step,
+        boundaries.slot,
         mass[:, :, layer],
         entropy[:, :, layer],
         mass.stride(0),
@@ -147,13 +148,15 @@ def _partial(
     FIRST_TEXT: tl.constexpr,  # noqa: N803
 ):
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slot_ptr + row).to(tl.int64)
+    if slot < 0:
+        return
     token = row.to(tl.int64)
     if HAS_ROWS:
         token = tl.load(rows_ptr + row).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int32)
     start = tl.load(start_ptr + row * start_stride).to(tl.int32)
     start = tl.where(tl.load(step_ptr) == 0, position, start)
-    slot = tl.load(slot_ptr + row).to(tl.int64)
     num_prompt = tl.load(num_prompt_ptr + slot)
 
     end = position + 1
@@ -213,6 +216,7 @@ def _partial(
 def _merge(
     partial_ptr,
     step_ptr,
+    slot_ptr,
     mass_ptr,
     entropy_ptr,
     mass_row_stride,
@@ -229,6 +233,8 @@ def _merge(
     IS_MEAN: tl.constexpr,  # noqa: N803
 ):
     row = tl.program_id(0)
+    if tl.load(slot_ptr + row) < 0:
+        return
     step = tl.load(step_ptr)
     splits = tl.arange(0, SPLITS)
     codes = tl.arange(0, CODES)

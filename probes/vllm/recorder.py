@@ -22,7 +22,7 @@ import torch
 
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
-from probes.vllm.masses import Boundaries
+from probes.vllm.masses import NO_SLOT, Boundaries
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
 from probes.vllm.transport import SERIAL_MASK, Clock, Transport
@@ -107,7 +107,7 @@ class Recorder:
         self._recorded: dict[str, tuple[NewRequest, Sampled]] = {}  # the engine's thread's
         self._slot_of: dict[str, int] = {}  # request -> its slot in the boundaries, while it is not preempted
         self._step: _Step | None = None
-        self._uploaded: list[str] | None = None
+        self._uploaded: list[str] | None = []  # whose slots the device has, row by row; None: others than it should
         # puts what the engine's output says was sampled into the rows' records [row], in the recorder's thread
         self.read_output: Callable[[Any, np.ndarray], None] | None = None
 
@@ -118,15 +118,13 @@ class Recorder:
         self.transport = Transport(self.rows, self._handle, self._fail)
         self.device = device
         self._free_slots = list(range(num_rows))[::-1]
-        self._other = num_rows  # shared by all that are not recorded
         region = None
         if layout.level == "heads":
-            region = torch.full(
-                (num_rows + 1, max_model_len), TEXT_REGIONS.index("unknown"), dtype=torch.uint8, device=device
-            )
+            unknown = TEXT_REGIONS.index("unknown")
+            region = torch.full((num_rows, max_model_len), unknown, dtype=torch.uint8, device=device)
         self.boundaries = Boundaries(
-            slot=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            num_prompt_tokens=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+            slot=torch.full((num_rows,), NO_SLOT, dtype=torch.int32, device=device),
+            num_prompt_tokens=torch.zeros(num_rows, dtype=torch.int32, device=device),
             region=region,
             num_sink_slots=self.config.num_sink_slots,
         )
@@ -202,6 +200,15 @@ class Recorder:
             region = unknown if sampled.region is None else np.array(sampled.region[:num_prompt])
             self._upload(self.boundaries.region[slot, : len(region)], region)
 
+    def _upload_slots(self, request_ids: list[str]) -> None:
+        """Which row is whose; nothing is computed for the others, those beyond the batch among them."""
+        if request_ids == self._uploaded:
+            return
+        slots = np.full(len(self.boundaries.slot), NO_SLOT, np.int32)
+        slots[: len(request_ids)] = [self._slot_of.get(r, NO_SLOT) for r in request_ids]
+        self._upload(self.boundaries.slot, slots)
+        self._uploaded = request_ids
+
     def _upload(self, target: torch.Tensor, values: np.ndarray) -> None:
         source = torch.from_numpy(values)
         if self.device.type == "cuda":
@@ -212,6 +219,7 @@ class Recorder:
         """A step that will sample. Nothing is kept of one without a recorded request."""
         self.drop_step()
         if not any(r in self._recorded for r in request_ids):
+            self._upload_slots([])
             return
         self._take_slots(request_ids)
         self._step = _Step(request_ids, num_drafts, self.transport.clock())
@@ -234,10 +242,7 @@ class Recorder:
         assert step is not None
         step.request_ids = list(request_ids)
         step.serial = self.transport.serial
-        if step.request_ids != self._uploaded:
-            slots = np.array([self._slot_of.get(r, self._other) for r in request_ids], np.int32)
-            self._upload(self.boundaries.slot[: len(slots)], slots)
-            self._uploaded = step.request_ids
+        self._upload_slots(step.request_ids)
 
     def mark(self, index: int) -> None:
         if self._step is not None and self._step.clock is not None:
@@ -286,10 +291,12 @@ class Recorder:
             raise RuntimeError(f"rows of step {records['serial'].tolist()} where those of {step.serial} should be")
         if self.read_output is not None:
             self.read_output(step.output, records)
-        for row, request_id in enumerate(step.request_ids):
-            request = self._open.get(request_id)
-            if request is not None:
-                request.steps.append((words, row, step.num_drafts.get(request_id, 0), laps))
+        rows = [row for row, request_id in enumerate(step.request_ids) if request_id in self._open]
+        if len(rows) < len(words):
+            words = words[rows]  # a request holds on to them until it ends
+        for at, row in enumerate(rows):
+            request_id = step.request_ids[row]
+            self._open[request_id].steps.append((words, at, step.num_drafts.get(request_id, 0), laps))
 
     def _close(self, request_id: str, end: str) -> None:
         request = self._open.pop(request_id, None)

@@ -142,7 +142,7 @@ class _Hooks:
         return recorded
 
     def _before_prefill(self, num_reqs: int) -> None:
-        from probes.vllm.norms_triton import begin_round
+        from probes.vllm.ring_triton import begin_round
 
         speculator, rows = self.speculator, self.recorder.rows
         last = speculator.last_token_indices
@@ -184,7 +184,7 @@ class _Hooks:
 
     def _keep_rows(self, num_rows: int) -> None:
         """At the last depth alone, which only the device knows in a graph."""
-        from probes.vllm.norms_triton import keep_rows
+        from probes.vllm.ring_triton import keep_rows
 
         rows = self.recorder.rows
         keep_rows(

@@ -249,6 +249,38 @@ def test_a_preempted_request_goes_on_and_is_decided_on_once() -> None:
     assert rounds.accepted_drafts.tolist() == [1, 0, 2, 0]
 
 
+def test_the_device_knows_which_rows_are_recorded_and_a_request_keeps_no_others() -> None:
+    runner = Runner(2)
+    recorder, written = recorded(runner)
+    recorder.config = replace(
+        recorder.config, decide=lambda request: Sampled() if request.request_id in ("b", "c") else None
+    )
+    slots: list[list[bool]] = []
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        runner.step(*args, **kwargs)
+        slots.append([slot >= 0 for slot in recorder.boundaries.slot.tolist()])
+
+    step({"a": [10]}, new=["a"])  # nothing recorded
+    step({"b": [20], "a": [11], "c": [30]}, new=["b", "c"])
+    recorder.transport.flush()
+    assert [words.shape[0] for words, *_ in recorder._open["b"].steps] == [2]
+    step({"a": [12], "c": [31]}, ended=["b"])
+    step({"a": [13], "d": [40]}, new=["d"], ended=["c"])
+    step({}, ended=["a", "d"])
+    recorder.transport.flush()
+    recorder.transport.stop()
+    rest = [False] * (MAX_REQUESTS - 3)
+    assert slots[0] == slots[3] == [False] * MAX_REQUESTS
+    assert slots[1] == [True, False, True, *rest]
+    assert slots[2] == [False, True, False, *rest]
+    assert recorder.failure is None
+    assert {name: rounds.token_ids.tolist() for name, rounds in written.items()} == {
+        "b": [1, 2, 3, 4, 20],
+        "c": [1, 2, 3, 4, 30, 31],
+    }
+
+
 class Branch:
     """A stream of a captured graph: what is launched on it is done when another waits for it, and no sooner."""
 
