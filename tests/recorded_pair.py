@@ -31,6 +31,7 @@ class Pair:
     drafter: Drafter
     target_path: str
     drafter_path: str
+    depth: int = DEPTH
 
 
 def tiny_pair(folder: Path, *, device: str = "cpu", **flags: object) -> Pair:
@@ -66,7 +67,7 @@ def recorded_engine(
     return engine(
         pair.target_path,
         pair.drafter_path,
-        depth=DEPTH,
+        depth=pair.depth,
         dtype=dtype,
         level=level,
         max_num_seqs=max_num_seqs,
@@ -107,7 +108,7 @@ def text_of(pair: Pair, request: TextRequest, max_new_tokens: int) -> TargetTrac
         [np.asarray(request.token_ids)],
         [request.key],
         max_new_tokens=max_new_tokens,
-        num_continuation_tokens=DEPTH,
+        num_continuation_tokens=pair.depth,
         sampler=Sampler(),
     )
     return trace
@@ -124,10 +125,10 @@ def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
         region=text_regions(request.region, len(trace.token_ids)),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_response_tokens=trace.num_response_tokens,
-        num_continuation_tokens=DEPTH,
+        num_continuation_tokens=pair.depth,
         finish_reason=trace.finish_reason,
     )
-    batch = replay(pair.drafter, trace, record, name="d", depth=DEPTH)
+    batch = replay(pair.drafter, trace, record, name="d", depth=pair.depth)
     walk = batch.on_walk
 
     def kept(value: object) -> object:
