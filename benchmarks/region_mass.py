@@ -104,7 +104,7 @@ def per_call(samples: dict[str, list[float]]) -> dict[str, list[float]]:
 def tune_decode() -> None:
     """Prints the graph-replayed time of each decode shape, times the floor, by tiles and splits; writes nothing."""
     bandwidth = copy_bandwidth()
-    chosen = choose_blocks(DTYPE, HEAD_DIM, HEADS // KV_HEADS, is_paged=True)
+    chosen = choose_blocks(DTYPE, HEAD_DIM, HEADS // KV_HEADS)
     print(f"chosen: {chosen}; times the floor, median of 5", flush=True)
     for num_requests, num_slots in DECODE_SHAPES:
         ours, _, num_bytes = decode_calls(num_requests, num_slots)

@@ -159,7 +159,7 @@ def _launch(
     num_kv_heads = k.shape[2]
     group = num_heads // num_kv_heads
     is_paged = paged is not None
-    blocks = blocks or choose_blocks(q.dtype, head_dim, num_queries * group, is_paged=is_paged)
+    blocks = blocks or choose_blocks(q.dtype, head_dim, num_queries * group)
     num_requests = 1 if paged is None else paged.block_table.shape[0]
     num_blocks = _ceil(num_queries * group, blocks.rows)
     num_tiles = _ceil(num_slots, blocks.slots)

@@ -24,7 +24,11 @@ class Blocks(NamedTuple):
     num_stages: int
 
     def num_resident(self, dtype: torch.dtype, head_dim: int, *, is_paged: bool) -> int:
-        """How many programs a multiprocessor holds: by the registers of large tiles, and by the tiles of K and V."""
+        """How many programs a multiprocessor holds: by the registers of large tiles, and by the tiles of K and V.
+
+        A paged cache's K and V wait for their page numbers: Triton then holds one tile of two stages (3.6, 3.7), not of
+        one.
+        """
         num_tiles = max(1, (self.num_stages - 1) // 2) if is_paged else self.num_stages
         tile_bytes = 2 * self.slots * padded(head_dim) * dtype.itemsize
         return max(1, min(MAX_WARPS // self.num_warps, SHARED_BYTES // (num_tiles * tile_bytes)))
@@ -35,20 +39,14 @@ def padded(head_dim: int) -> int:
     return max(16, _next_power_of_2(head_dim))
 
 
-def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int, *, is_paged: bool = False) -> Blocks:
-    """Tile sizes by dtype, head size and whether there are few rows (decode: memory-bound) or many.
-
-    A paged cache's K and V wait for their page numbers: Triton then holds one tile of two stages (3.6, 3.7), not of one.
-    """
+def choose_blocks(dtype: torch.dtype, head_dim: int, num_rows: int) -> Blocks:
+    """Tile sizes by dtype, head size and whether there are few rows (decode: memory-bound) or many."""
     size = padded(head_dim)
     if dtype == torch.float32:
         rows = 64 if size <= 64 else 32
         return Blocks(max(16, min(rows, _next_power_of_2(num_rows))), 32, 4, 2)
     if num_rows <= 32:
-        rows = max(16, _next_power_of_2(num_rows))
-        if is_paged:
-            return Blocks(rows, 128 if size <= 128 else 64, 4, 3)
-        return Blocks(rows, 128 if size <= 128 else 64, 4, 3)
+        return Blocks(max(16, _next_power_of_2(num_rows)), 128 if size <= 128 else 64, 4, 3)
     if size <= 64:
         return Blocks(64, 64, 4, 3)
     return Blocks(128, 64, 8, 3) if size <= 128 else Blocks(64, 64, 8, 2)
