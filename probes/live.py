@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from probes.attention.slots import slot_regions, text_regions
-from probes.chain import SlotCache, prefill, step
+from probes.chain import SlotCache, prefill
 from probes.draft_loop import DraftInputs, DraftLoop
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
 from probes.record import PromptRecord, RoundBatch
-from probes.replay import blocks_of_starts, fetched
-from probes.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rounds
+from probes.replay import blocks_of_starts, draft_chains, fetched
+from probes.rounds import measure_rounds, record_rounds
 from probes.sampler import Key
 from probes.target import Prefix, Sampler, Target, TargetTrace
 from probes.target_attention import TargetMasses
@@ -319,7 +319,9 @@ def record_live(
                 continue
             span = int(every_start[here][0]), int(every_start[here][-1])
             starts = torch.as_tensor(every_start[here], device=device)
-            drafts, fresh = _drafted(drafter, trace, cache, regions, span, starts, every_row[here])
+            place = starts - span[0]  # one step takes consecutive starts: those between them are computed too
+            every, fresh = draft_chains(drafter, trace, cache, regions, span, depth, given=(place, every_row[here]))
+            drafts = [drafted.take(place) for drafted in every]
             least_gaps.append(torch.stack([d.logit_gap for d in drafts]).min())
             yield measure_rounds(
                 drafter,
@@ -345,33 +347,6 @@ def record_live(
         draft_us=np.asarray(rounds.draft_us, np.float32),
         verify_us=np.asarray(rounds.verify_us, np.float32),
     )
-
-
-def _drafted(
-    drafter: Drafter,
-    trace: TargetTrace,
-    cache: SlotCache,
-    regions: UInt8[Tensor, "slot"],
-    span: tuple[int, int],
-    starts: Int[Tensor, "round"],
-    rows: Int[Tensor, "round depth"],
-) -> tuple[list[Drafted], Fresh]:
-    """The chains that start at `starts`, computed with those between them (one step takes consecutive starts)."""
-    first, last = span
-    depth, at, num_starts = rows.shape[1], starts - first, last - first + 1
-    last_fresh = min(last + depth - 1, cache.num_slots - 1)
-    fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth)
-    output, drafted, drafts = fresh.output, fresh.drafted, []
-    for k in range(depth):
-        row = drafted.row.clone()
-        row[at] = rows[:, k]
-        every = drafted.with_drafts(drafter, row, temperature=trace.temperature)
-        drafts.append(every.take(at))
-        if k + 1 < depth:
-            token, feedback = every.token[:num_starts], output.feedback[:num_starts]
-            output = step(drafter, cache, regions, token, feedback, start=first, own=output.own if k else ())
-            drafted = Drafted.from_step(drafter, output, temperature=trace.temperature)
-    return drafts, fresh
 
 
 def _check_drafts(least_gap: float, where: str) -> None:

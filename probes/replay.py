@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from probes.attention.slots import slot_regions
@@ -94,19 +94,31 @@ def draft_chains(
     regions: UInt8[Tensor, "slot"],
     span: tuple[int, int],
     depth: int,
+    *,
+    given: tuple[Int[Tensor, "round"], Int[Tensor, "round depth"]] | None = None,
 ) -> tuple[list[Drafted], Fresh]:
-    """The chains that start at span[0] .. span[1], and depth 1 at all slots that they come to. Waits for nothing."""
+    """The chains that start at span[0] .. span[1], and depth 1 at all slots that they come to. Waits for nothing.
+
+    `given`: chains by their place in the span, and what they draft in place of the most probable, rows of the draft
+    vocabulary.
+    """
     first, last = span
     last_fresh = min(last + depth - 1, cache.num_slots - 1)
     rotation = drafter.rotation(torch.arange(first, last + depth, device=trace.token_ids.device))
     fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth, rotation=rotation)
     here = slice(0, last - first + 1)
-    drafts = [fresh.drafted.take(here)]
-    feedback, own = fresh.output.feedback[here], ()
-    for _ in range(2, depth + 1):
-        output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own, rotation=rotation)
-        drafts.append(Drafted.from_step(drafter, output, temperature=trace.temperature))
-        feedback, own = output.feedback, output.own
+    drafted, feedback, own = fresh.drafted.take(here), fresh.output.feedback[here], ()
+    drafts: list[Drafted] = []
+    for k in range(depth):
+        if k > 0:
+            output = step(drafter, cache, regions, drafts[-1].token, feedback, start=first, own=own, rotation=rotation)
+            drafted = Drafted.from_step(drafter, output, temperature=trace.temperature)
+            feedback, own = output.feedback, output.own
+        if given is not None:
+            place, rows = given
+            row = drafted.row.index_copy(0, place, rows[:, k])
+            drafted = drafted.with_drafts(drafter, row, temperature=trace.temperature)
+        drafts.append(drafted)
     return drafts, fresh
 
 
