@@ -78,20 +78,12 @@ def num_head_ranks(attention: nn.Module) -> int:
 def schedule(recorder: Recorder, output: Any) -> None:
     """The scheduler's output of a step that begins."""
     recorder.requests_changed(
-        [_new_request(new) for new in output.scheduled_new_reqs if _is_new(new)],
+        [_new_request(new) for new in output.scheduled_new_reqs if not new.req_id.startswith(WARM_UPS)],
         output.finished_req_ids,
         output.preempted_req_ids or (),
     )
     num_drafts = {request: len(tokens) for request, tokens in output.scheduled_spec_decode_tokens.items()}
     recorder.begin_step(list(output.num_scheduled_tokens), num_drafts)
-
-
-def _is_new(new: Any) -> bool:
-    """Not the engine's own, and not one that comes back after its preemption: the V2 runner gets that as a new one, with
-    what it had answered."""
-    prefill = getattr(new, "prefill_token_ids", None)
-    is_resumed = prefill is not None and len(prefill) > len(new.prompt_token_ids or ())
-    return not is_resumed and not new.req_id.startswith(WARM_UPS)
 
 
 def _new_request(new: Any) -> NewRequest:

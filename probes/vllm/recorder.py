@@ -105,6 +105,7 @@ class Recorder:
         self.is_ready = False
         self._open: dict[str, OpenRequest] = {}  # the thread's
         self._recorded: dict[str, tuple[NewRequest, Sampled]] = {}  # the engine's thread's
+        self._decided: set[str] = set()  # requests that have not ended, recorded or not
         self._slot_of: dict[str, int] = {}  # request -> its slot in the boundaries, while it is not preempted
         self._step: _Step | None = None
         self._uploaded: list[str] | None = []  # whose slots the device has, row by row; None: others than it should
@@ -157,12 +158,14 @@ class Recorder:
         """What the scheduler did since the last step. A preempted request comes back, as a new one or not: its record
         goes on, and the drafts that it lost stay unverified."""
         for request_id in ended:
+            self._decided.discard(request_id)
             self._end(request_id, "finished")
         for request_id in preempted:
             self._release_slot(request_id)
         for request in new:
-            if request.request_id in self._recorded:
+            if request.request_id in self._decided:  # the V2 runner gets one that was preempted as a new one
                 continue
+            self._decided.add(request.request_id)
             sampled = self.config.decide(request)
             if sampled is not None:
                 self._recorded[request.request_id] = (request, sampled)
