@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,9 @@ def need_probe_extra() -> None:
 
 def package_versions() -> dict[str, str]:
     """Of what a run's figures depend on; Triton where it is installed."""
-    names = [*PACKAGES, *(["triton"] if find_spec("triton") else [])]
-    return {name: version(name) for name in names}
+    from probes.attention.kernel import has_triton
+
+    return {name: version(name) for name in (*PACKAGES, *(("triton",) if has_triton() else ()))}
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -119,11 +120,7 @@ def check_masses(case: MassCase, device: str, *, is_mean: bool) -> None:
 
 
 def check_norms(device: str, dtype: torch.dtype) -> None:
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
+    random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     states, rows = random(20, 1500).to(dtype), torch.tensor([3, 7, 9], device=device)
     step = torch.tensor(2, device=device)
     out = torch.full((5, 4, 2), torch.nan, device=device)
@@ -142,11 +139,7 @@ def check_norms(device: str, dtype: torch.dtype) -> None:
 
 
 def check_fusion(device: str, dtype: torch.dtype) -> None:
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
+    random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     num_aux, num_rows, size, hidden = 3, 4, 1030, 1100
     concat, gains = random(9, num_aux * size).to(dtype), random(num_aux, size).to(dtype)
     tokens = torch.tensor([1, 3, 8, 0], device=device)

@@ -33,7 +33,7 @@ def has_kernel(q: Tensor) -> bool:
 
 def kernel_name(device: str, dtype: str) -> str:
     """What `attend` runs on such a device, heads to 256: for a run's provenance."""
-    kind = device.partition(":")[0]
+    kind = torch.device(device).type
     if kind == "cuda" and dtype != "float64":
         return "driftscope region kernel (Triton)" if has_triton() else "aten efficient attention"
     return "aten flash attention for CPU" if kind == "cpu" else "plain torch"
