@@ -67,6 +67,10 @@ class Engine:
         """Of the recorders of all workers; None where nothing records."""
         return overall(self._asked("driftscope_status")) if self.is_recorded else None
 
+    def settings(self) -> dict[str, object]:
+        """What a recorded engine really uses, of the worker of rank 0: settings.runner_settings."""
+        return self._asked("driftscope_settings")[0]
+
     def take(self) -> dict[str, RequestRounds]:
         """Label -> what was recorded since the last call, with the heads of all workers."""
         if not self.is_recorded:
@@ -195,7 +199,8 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
                 f"vLLM {version} does not start: {' '.join(lines[:3])[:400] or repr(error)}",
                 code="vllm_refuses",
                 where=where,
-                remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
+                remedy="change the [vllm] options, or see what `driftscope check` says of this pair; "
+                "what ended a process of vLLM's stands in its log above",
             ) from error
         running = Engine(llm, is_recorded=is_recorded)
         status = running.status()

@@ -25,7 +25,7 @@ from probes.target import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.record import Condition, round_batch, vocabulary
 from probes.vllm.recorder import RecorderStatus
-from probes.vllm.settings import disagreements, effective_settings
+from probes.vllm.settings import disagreements
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ def run_job(
             seed=job.seed,
             trust_remote_code=job.trust_remote_code,
             options=options,
+            # in this process an ended engine keeps its GPU memory (vllm-project/vllm#21073), which the next one needs
+            in_process=False,
         ) as running:
-            settings = effective_settings(running.llm)
+            settings = running.settings()
             report = EngineReport(
                 drafter=name,
                 settings=settings,

@@ -7,12 +7,14 @@ the drafter may write. Knows vLLM's drafter modules, no runner.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from probes.vllm.attach import num_head_ranks
+from probes.vllm.branch import Branch
 from probes.vllm.masses import Queries, write_masses
 from probes.vllm.recorder import Recorder
 from probes.vllm.residual_norm import record_residual_norm
@@ -27,6 +29,7 @@ class Probe:
         self.layout = recorder.layout
         self.has_norms = recorder.config.level != "counts"
         self._is_cuda = self.rows.words.device.type == "cuda"
+        self.branch = Branch(self.rows.words.device)
         self._num_rows: int | None = None
         self._rows_of: Tensor | None = None
         self._positions: Tensor | None = None
@@ -68,6 +71,7 @@ class Probe:
         return self._num_rows is not None
 
     def leave(self) -> None:
+        self.branch.join()
         self._num_rows = self._rows_of = self._positions = None
 
     def write_start(self) -> None:
@@ -81,8 +85,11 @@ class Probe:
 
     def write_feedback(self, hidden: Tensor) -> None:
         """What the drafter feeds back, [token, hidden]; with it the norm before its final norm, where it has one there."""
-        if not self.has_norms:
-            return
+        self.branch.join()  # the positions that masses read are about to change
+        if self.has_norms:
+            self.branch.run(self._write_feedback, hidden, reads=(hidden,))
+
+    def _write_feedback(self, hidden: Tensor) -> None:
         if self._is_cuda and self.residual_norm is not None:
             from probes.vllm.norms_triton import put_norms
 
@@ -174,17 +181,19 @@ class Probe:
 
     def _write_masses(self, index: int, implementation: Any, query: Tensor, keys: Tensor, metadata: Any) -> None:
         assert self._positions is not None
-        write_masses(
-            Queries(
-                q=query.view(len(query), implementation.num_heads, implementation.head_size),
-                rows=self._rows_of,
-                positions=self._positions,
-                num_rows=self._n,
-                keys=keys,
-                block_table=metadata.block_table,
-                scale=implementation.scale,
-                window=_window(implementation),
-            ),
+        queries = Queries(
+            q=query.view(len(query), implementation.num_heads, implementation.head_size),
+            rows=self._rows_of,
+            positions=self._positions,
+            num_rows=self._n,
+            keys=keys,
+            block_table=metadata.block_table,
+            scale=implementation.scale,
+            window=_window(implementation),
+        )
+        write = partial(
+            write_masses,
+            queries,
             self.recorder.boundaries,
             start=self.rows["start"],
             step=self.step,
@@ -193,6 +202,7 @@ class Probe:
             entropy=self.rows["attention_entropy"],
             scratch=self._scratch,
         )
+        self.branch.run(write, reads=(query,))
 
     def _hook_branches(self, index: int, layer: nn.Module) -> None:
         """Eager mode only: compiled code calls no hooks."""

@@ -21,17 +21,8 @@ def drafter_model(runner: Any) -> Any:
     return proposer.model
 
 
-def effective_settings(llm: Any) -> dict[str, object]:
-    """JSON values; keys as in DrafterSpec where it has them. Of the worker of rank 0."""
-    return llm.collective_rpc(worker_settings)[0]
-
-
-def worker_settings(worker: Any) -> dict[str, object]:
-    return runner_settings(worker.model_runner)
-
-
 def runner_settings(runner: Any) -> dict[str, object]:
-    """The same, from inside the worker."""
+    """JSON values; keys as in DrafterSpec where it has them. From inside the worker."""
     config, model = runner.vllm_config, drafter_model(runner)
     inner, layer = model.model, model.model.layers[0]
     attention = layer.self_attn

@@ -59,8 +59,6 @@ class _Hooks:
         self._count = torch.zeros((), dtype=torch.int64, device=device)  # serial of the last step, on the device
         self._is_proposing = False
         self._has_strayed = True  # `_count` is not the transport's: something was drafted outside of a step
-        self._fork = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._has_forked = False
         self._aux: Tensor | None = None  # this step's, outside of graphs
         self._kept_aux: Tensor | None = None  # its first tokens at an address that graphs know
         if probe.aux_width is not None:
@@ -132,9 +130,6 @@ class _Hooks:
                 result = original(num_reqs, *args, **kwargs)
             finally:
                 self.probe.leave()
-                if self._has_forked and self._fork is not None:  # a capture that does not come together again fails
-                    torch.cuda.current_stream().wait_stream(self._fork)
-                    self._has_forked = False
             if self.last_depth == 0:  # the branch is back: what it wrote belongs to the rows
                 self.recorder.guarded(self._keep_rows, num_reqs)
             return result
@@ -142,11 +137,15 @@ class _Hooks:
         return recorded
 
     def _before_prefill(self, num_reqs: int) -> None:
+        speculator = self.speculator
+        self.probe.enter(num_reqs, speculator.last_token_indices, speculator.input_buffers.positions)
+        self.probe.branch.run(self._write_begin, num_reqs)
+
+    def _write_begin(self, num_reqs: int) -> None:
         from probes.vllm.ring_triton import begin_round
 
         speculator, rows = self.speculator, self.recorder.rows
         last = speculator.last_token_indices
-        self.probe.enter(num_reqs, last, speculator.input_buffers.positions)
         begin_round(
             speculator.input_buffers.positions,
             last,
@@ -157,28 +156,18 @@ class _Hooks:
             SERIAL_MASK,
         )
         if self._kept_aux is not None:
-            self._write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
+            self.probe.write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
         self.probe.write_fused(speculator.hidden_states)
-
-    def _write_fusion(self, aux: Tensor, last: Tensor) -> None:
-        """In a graph beside the drafter's own operations, on a branch that `prefill` joins again."""
-        if self._fork is None or not torch.cuda.is_current_stream_capturing():
-            self.probe.write_fusion(aux, last)
-            return
-        self._has_forked = True
-        self._fork.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._fork):
-            self.probe.write_fusion(aux, last)
 
     def generate_draft(self, original: Any) -> Any:
         def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
             self.recorder.guarded(self.probe.enter, num_reqs, None, self.speculator.input_buffers.positions)
             try:
                 result = original(num_reqs, *args, **kwargs)
-                self.recorder.guarded(self._keep_rows, num_reqs)
-                return result
             finally:
                 self.probe.leave()
+            self.recorder.guarded(self._keep_rows, num_reqs)
+            return result
 
         return recorded
 

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from probes.vllm.hooks import attach
 from probes.vllm.recorder import RecorderConfig, Recording
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
+from probes.vllm.settings import runner_settings
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -61,6 +62,10 @@ class RecordedWorker(Worker):
         """-> RecorderStatus"""
         assert self._recording is not None
         return pickle.dumps(self._recording.status())
+
+    def driftscope_settings(self) -> bytes:
+        """-> dict: runner_settings"""
+        return pickle.dumps(runner_settings(self.model_runner))
 
     def shutdown(self) -> None:
         if self._recording is not None:

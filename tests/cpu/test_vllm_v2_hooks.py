@@ -281,42 +281,60 @@ def test_the_device_knows_which_rows_are_recorded_and_a_request_keeps_no_others(
     }
 
 
-class Branch:
-    """A stream of a captured graph: what is launched on it is done when another waits for it, and no sooner."""
+class Stream:
+    """Of a captured graph: what is launched on it is done when another waits for it, and no sooner."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []
 
-    def wait_stream(self, other: Branch) -> None:
+    def wait_stream(self, other: Stream) -> None:
         for work in other.launched:
             work()
         other.launched.clear()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_rows_are_kept_once_the_branch_of_the_fusion_shares_is_back(
+def test_a_branch_is_back_before_what_it_reads_changes_and_before_rows_are_kept(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = Runner(depth)
     recorder, probe = probed(runner, "default")
     monkeypatch.setattr(Probe, "aux_width", 12)
-    hooks, main, fork = _Hooks(runner, recorder, probe), Branch(), Branch()
-    hooks._fork = fork  # type: ignore[assignment]
+    main, side = Stream(), Stream()
+    probe.branch._side = side  # type: ignore[assignment]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(
-        probe, "write_fusion", lambda aux, rows: fork.launched.append(lambda: recorder.rows["fusion_share"].fill_(7.0))
-    )
-    speculator = runner.speculator
-    hooks.prefill(speculator._prefill)(2)
-    assert not fork.launched
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    rows, speculator = recorder.rows, runner.speculator
+
+    def launch(name: str, value: Any) -> None:
+        side.launched.append(lambda: rows[name].fill_(float(value())))
+
+    monkeypatch.setattr(probe, "write_fusion", lambda aux, last: launch("fusion_share", lambda: 7))
+    monkeypatch.setattr(probe, "_write_feedback", lambda hidden: launch("hidden_feedback_norm", lambda: 5))
+
+    def run_model(num_tokens: int) -> torch.Tensor:  # with what an attention's hook does
+        probe.branch.run(launch, "attention_entropy", lambda: speculator.input_buffers.positions[0])
+        return speculator.hidden_states
+
+    monkeypatch.setattr(speculator, "_run_model", run_model)
+    hook(runner, recorder, probe)  # type: ignore[arg-type]
+    speculator.input_buffers.positions[:2] = 3
+    speculator.last_token_indices[:2] = torch.tensor([4, 5])
+    speculator.input_buffers.positions[4:6] = 9  # the prefill puts them to the front
+    speculator._prefill(2)
+    assert not side.launched
+    assert rows["attention_entropy"].unique().tolist() == [3]
     if depth > 1:
         speculator.current_draft_step.fill_(1)
-        hooks.generate_draft(speculator._generate_draft)(2)
+        speculator._generate_draft(2)
+        assert rows["attention_entropy"].unique().tolist() == [9]
+    assert recorder.failure is None
     kept = as_records(recorder.transport.ring[1, :2].numpy(), recorder.layout)
     assert kept["serial"].tolist() == [1, 1]
     assert kept["fusion_share"].tolist() == [[7.0] * 3] * 2
+    assert (kept["hidden_feedback_norm"] == 5).all()
     recorder.transport.stop()
 
 

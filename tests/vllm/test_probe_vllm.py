@@ -17,10 +17,11 @@ from driftscope.plan import Plan, make_plan
 from driftscope.runs import Run, read_run
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
+from probes.demo_target import demo_target_path
 from probes.errors import InputError, SelfCheckError
 from probes.vllm import hooks
 from probes.vllm import job as vllm_job
-from probes.vllm.engine import Counters
+from probes.vllm.engine import Counters, engine
 
 VLLM = {"enforce_eager": True, "max_model_len": 1024}
 
@@ -146,8 +147,9 @@ def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None
 def test_an_engine_that_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a prompt is answered, and an unknown version before the engine is built."""
     monkeypatch.setattr(hooks, "KNOWN", {"V1": {}, "V2": {"0.32.0": "run"}})
-    with pytest.raises(InputError, match=r"V1 model runner of vLLM 0\.32\.0 is unknown") as raised:
-        measure(plan(drafter={"d": "demo:eagle3"}, num_prompts=1), tmp_path / "x.drift")
+    built = engine(str(demo_target_path()), resolve_drafter("demo:eagle3"), depth=2, dtype="float32", options=VLLM)
+    with pytest.raises(InputError, match=r"V1 model runner of vLLM 0\.32\.0 is unknown") as raised, built:
+        raise AssertionError
     assert raised.value.code == "not_recordable"
     monkeypatch.setattr(hooks, "KNOWN", {"V1": {"0.1.0": "run"}, "V2": {}})
     with pytest.raises(InputError) as raised:

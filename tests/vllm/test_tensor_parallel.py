@@ -23,7 +23,6 @@ from probes.errors import InputError
 from probes.record import REGIONS, RoundBatch
 from probes.vllm.engine import Engine, Text, TextRequest
 from probes.vllm.record import DEFAULT_LEVEL_REGIONS
-from probes.vllm.settings import effective_settings
 from tests.recorded_pair import (
     DEPTH,
     EXACT,
@@ -69,7 +68,7 @@ def outcome(pair: Pair, running: Engine) -> Outcome:
         texts=texts,
         batches=[batch(pair, r, t) for r, t in zip(requests(), texts, strict=True)],
         accepted_by_depth=running.counters().accepted_by_depth,
-        settings=effective_settings(running.llm),
+        settings=running.settings(),
     )
 
 
