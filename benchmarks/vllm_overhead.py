@@ -1,11 +1,11 @@
 """What recording costs inside vLLM: an 8B-shaped target with dummy weights, stock and recorded engines in turn.
 
-python -m benchmarks.vllm_overhead OUT [--variants counts,default,heads,eager,dump] [--pairs 20]
+python -m benchmarks.vllm_overhead OUT [--variants counts,default,heads,eager,dump] [--pairs 20] [--trace]
 
 One engine for each variant on the same GPU, so that all stay warm, each in a process of its own beside the one that gives
 it requests, as `vllm serve` has it; a pair is one measurement of stock and one of the variant, in alternating order. The
 time of a round is the wall time of a batch over its rounds, counted by vLLM itself; drafts are accepted by chance
-(`rejection_sample_method="synthetic"`), which changes the number of rounds, not their cost.
+(`rejection_sample_method="synthetic"`), by the same in every batch: each request has its seed.
 Baselines: `eager` is stock without graphs and compilation, `dump` copies the drafter's queries and keys to the host at
 every step (in eager mode, as tools do that look into vLLM) and leaves the softmax for later.
 """
@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+
+from benchmarks.vllm_trace import start_trace, stop_trace
 
 DEPTH = 5
 MAX_NUM_SEQS, MAX_MODEL_LEN = 16, 8704
@@ -124,23 +126,31 @@ def work(variant: str, folder: Path) -> None:
             running.llm.collective_rpc(dump_queries_and_keys)
         print(json.dumps(running.llm.collective_rpc(settings_of)[0]), file=answers, flush=True)
         for line in sys.stdin:
-            load = Load(**json.loads(line))
+            asked = json.loads(line)
+            load = Load(**asked["load"])
             generator = np.random.default_rng(load.prompt_tokens)
             prompts = [
                 {"prompt_token_ids": generator.integers(3, 30000, load.prompt_tokens).tolist()}
                 for _ in range(load.concurrency)
             ]
-            sampling = SamplingParams(
-                temperature=0.0,
-                max_tokens=load.max_tokens,
-                ignore_eos=True,
-                detokenize=False,
-                extra_args={"driftscope": "bench"},
-            )
+            sampling = [
+                SamplingParams(
+                    temperature=0.0,
+                    seed=seed,
+                    max_tokens=load.max_tokens,
+                    ignore_eos=True,
+                    detokenize=False,
+                    extra_args={"driftscope": f"request {seed}"},
+                )
+                for seed in range(load.concurrency)
+            ]
             before = running.counters()
+            if asked["has_trace"]:
+                running.llm.collective_rpc(start_trace)
             begin = time.perf_counter()
             running.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - begin
+            [trace] = running.llm.collective_rpc(stop_trace) if asked["has_trace"] else [None]
             rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
             running.take()
             status = running.status()
@@ -150,6 +160,7 @@ def work(variant: str, folder: Path) -> None:
                 "rounds": rounds,
                 "status": status and asdict(status),
                 "dumped_elements": num_dumped,
+                "trace": trace,
             }
             print(json.dumps(answer), file=answers, flush=True)
 
@@ -218,9 +229,9 @@ class Worker:
             raise RuntimeError(f"the engine {self.variant} ended; see its log")
         return json.loads(line)
 
-    def measure(self, load: Load) -> dict:
+    def measure(self, load: Load, *, has_trace: bool = False) -> dict:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(load)) + "\n")
+        self._process.stdin.write(json.dumps({"load": asdict(load), "has_trace": has_trace}) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -281,6 +292,26 @@ def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> di
     return result
 
 
+def traces(started: dict[str, Worker]) -> list[dict]:
+    """Of one batch, per round in microseconds."""
+    found = []
+    for load in LOADS:
+        for name, worker in started.items():
+            if name in SLOW:
+                continue
+            answer = worker.measure(load, has_trace=True)
+            of = answer["trace"]
+            print(
+                f"{name}, {load}: a round of {answer['seconds'] / answer['rounds'] * 1e6:.0f} us, the device busy for "
+                f"{of['busy_us'] / answer['rounds']:.0f}, {of['num_kernels'] / answer['rounds']:.0f} kernels of "
+                f"{of['kernels_us'] / answer['rounds']:.0f}, the recorder's "
+                f"{ {n: round(us / answer['rounds'], 1) for n, us in of['recorder_us'].items()} }",
+                flush=True,
+            )
+            found.append({"variant": name, "load": asdict(load)} | answer)
+    return found
+
+
 def comparisons(variants: Sequence[str]) -> list[tuple[str, Load]]:
     """What is measured, in order."""
     every = [(name, load) for load in LOADS for name in variants if name != "stock"]
@@ -318,6 +349,9 @@ def main() -> None:
     parser.add_argument("--variants", default="default,heads")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no comparison after so many")
+    parser.add_argument(
+        "--trace", action="store_true", help="at the end, each engine's kernels by time, into trace.json"
+    )
     parser.add_argument("--wait-for", type=Path, help="a file: measure only once it is there")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -341,6 +375,8 @@ def main() -> None:
             report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "settings": settings}
             (options.out / "results.json").write_text(json.dumps(report | {"results": results}, indent=1))
             (options.out / "table.md").write_text(table(results) + "\n")
+        if options.trace:
+            (options.out / "trace.json").write_text(json.dumps(traces(started), indent=1))
     print(table(results), flush=True)
 
 

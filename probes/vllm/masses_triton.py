@@ -1,7 +1,8 @@
 """`masses.write_masses` on a GPU: flash-decoding over the paged keys, without the values, with one sum for each region.
 
 Two kernels, both capturable into CUDA graphs: partial sums over splits of the slots, then their merge. Nothing is read
-back and no shape depends on a length. float32 sums of bf16/fp16/float32 keys.
+back and no shape depends on a length: a short text leaves most of its splits without work. float32 sums of bf16, fp16 or
+float32 keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ NUM_CODES = 16  # REGIONS, padded to what a matrix product wants
 PARTIAL = NUM_CODES + 2  # sums by region, then the maximum and the sum of probability * logit
 NUM_SPLITS = 16
 BLOCK = 64
+MIN_SHARE = 256  # slots of a split at least: more splits of few slots each cost more to launch and to merge
 MERGED_HEADS = 32  # at a time
 
 
@@ -72,6 +74,7 @@ def launch(
         BLOCK_SLOTS=keys.shape[1],
         BLOCK=BLOCK,
         SPLITS=NUM_SPLITS,
+        MIN_SHARE=MIN_SHARE,
         HAS_ROWS=queries.rows is not None,
         HAS_REGION=region is not None,
         CODES=NUM_CODES,
@@ -84,6 +87,8 @@ def launch(
     )
     _merge[(queries.num_rows,)](
         scratch,
+        queries.rows if queries.rows is not None else queries.positions,
+        queries.positions,
         step,
         boundaries.slot,
         mass[:, :, layer],
@@ -94,14 +99,34 @@ def launch(
         entropy.stride(0),
         entropy.stride(1),
         entropy.stride(3),
+        queries.window or 0,
         num_heads,
+        HAS_ROWS=queries.rows is not None,
+        BLOCK=BLOCK,
         SPLITS=NUM_SPLITS,
+        MIN_SHARE=MIN_SHARE,
         CODES=NUM_CODES,
         HEADS=min(MERGED_HEADS, triton.next_power_of_2(num_heads)),
         NUM_REGIONS=len(REGIONS),
         IS_MEAN=mass.shape[3] == 1,
         num_warps=8,
     )
+
+
+@triton.jit
+def _splits(
+    token,
+    positions_ptr,
+    window,
+    BLOCK: tl.constexpr,  # noqa: N803
+    SPLITS: tl.constexpr,  # noqa: N803
+    MIN_SHARE: tl.constexpr,  # noqa: N803
+):
+    """-> the first slot that the query of a token sees, the first that it does not, and how many slots a split has."""
+    end = tl.load(positions_ptr + token).to(tl.int32) + 1
+    begin = tl.where(window > 0, tl.maximum(end - window, 0), 0)
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - begin, SPLITS), BLOCK) * BLOCK, MIN_SHARE)
+    return begin, end, share
 
 
 @triton.jit
@@ -137,6 +162,7 @@ def _partial(
     BLOCK_SLOTS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
+    MIN_SHARE: tl.constexpr,  # noqa: N803
     HAS_ROWS: tl.constexpr,  # noqa: N803
     HAS_REGION: tl.constexpr,  # noqa: N803
     CODES: tl.constexpr,  # noqa: N803
@@ -154,16 +180,14 @@ def _partial(
     token = row.to(tl.int64)
     if HAS_ROWS:
         token = tl.load(rows_ptr + row).to(tl.int64)
-    position = tl.load(positions_ptr + token).to(tl.int32)
-    start = tl.load(start_ptr + row * start_stride).to(tl.int32)
-    start = tl.where(tl.load(step_ptr) == 0, position, start)
-    num_prompt = tl.load(num_prompt_ptr + slot)
-
-    end = position + 1
-    begin = tl.where(window > 0, tl.maximum(end - window, 0), 0)
-    share = tl.cdiv(tl.cdiv(end - begin, SPLITS), BLOCK) * BLOCK
+    begin, end, share = _splits(token, positions_ptr, window, BLOCK, SPLITS, MIN_SHARE)
     low = begin + split * share
+    if low >= end:
+        return
     high = tl.minimum(low + share, end)
+    start = tl.load(start_ptr + row * start_stride).to(tl.int32)
+    start = tl.where(tl.load(step_ptr) == 0, end - 1, start)
+    num_prompt = tl.load(num_prompt_ptr + slot)
 
     heads = tl.arange(0, GROUP_PADDED)
     dims = tl.arange(0, HEAD_DIM_PADDED)
@@ -215,6 +239,8 @@ def _partial(
 @triton.jit
 def _merge(
     partial_ptr,
+    rows_ptr,
+    positions_ptr,
     step_ptr,
     slot_ptr,
     mass_ptr,
@@ -225,8 +251,12 @@ def _merge(
     entropy_row_stride,
     entropy_depth_stride,
     entropy_head_stride,
+    window,
     num_heads,
+    HAS_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
+    MIN_SHARE: tl.constexpr,  # noqa: N803
     CODES: tl.constexpr,  # noqa: N803
     HEADS: tl.constexpr,  # noqa: N803
     NUM_REGIONS: tl.constexpr,  # noqa: N803
@@ -235,8 +265,13 @@ def _merge(
     row = tl.program_id(0)
     if tl.load(slot_ptr + row) < 0:
         return
+    token = row.to(tl.int64)
+    if HAS_ROWS:
+        token = tl.load(rows_ptr + row).to(tl.int64)
+    begin, end, share = _splits(token, positions_ptr, window, BLOCK, SPLITS, MIN_SHARE)
     step = tl.load(step_ptr)
     splits = tl.arange(0, SPLITS)
+    has_work = begin + splits * share < end
     codes = tl.arange(0, CODES)
     mass_at = mass_ptr + row * mass_row_stride + step * mass_depth_stride + codes
     entropy_at = entropy_ptr + row * entropy_row_stride + step * entropy_depth_stride
@@ -245,14 +280,16 @@ def _merge(
     for first in range(0, num_heads, HEADS):  # many heads at a time: one head's loads take as long as all of theirs
         heads = first + tl.arange(0, HEADS)
         is_head = heads < num_heads
+        is_part = is_head[:, None] & has_work[None, :]
         place = partial_ptr + ((row * num_heads + heads)[:, None] * SPLITS + splits[None, :]) * (CODES + 2)
-        parts = tl.load(place[:, :, None] + codes[None, None, :], mask=is_head[:, None, None], other=1.0)
-        tops = tl.load(place + CODES, mask=is_head[:, None], other=0.0)
-        logit_sums = tl.load(place + CODES + 1, mask=is_head[:, None], other=0.0)
+        parts = tl.load(place[:, :, None] + codes[None, None, :], mask=is_part[:, :, None], other=0.0)
+        tops = tl.load(place + CODES, mask=is_part, other=float("-inf"))
+        tops = tl.where(is_head[:, None], tops, 0.0)
+        logit_sums = tl.load(place + CODES + 1, mask=is_part, other=0.0)
         top = tl.max(tops, axis=1)
         weight = tl.exp(tops - top[:, None])
         sums = tl.sum(parts * weight[:, :, None], axis=1)
-        total = tl.sum(sums, axis=1)
+        total = tl.where(is_head, tl.sum(sums, axis=1), 1.0)
         shares = sums / total[:, None]
         entropy = tl.maximum(top + tl.log(total) - tl.sum(logit_sums * weight, axis=1) / total, 0.0)
         if IS_MEAN:

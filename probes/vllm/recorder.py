@@ -294,12 +294,10 @@ class Recorder:
             raise RuntimeError(f"rows of step {records['serial'].tolist()} where those of {step.serial} should be")
         if self.read_output is not None:
             self.read_output(step.output, records)
-        rows = [row for row, request_id in enumerate(step.request_ids) if request_id in self._open]
-        if len(rows) < len(words):
-            words = words[rows]  # a request holds on to them until it ends
-        for at, row in enumerate(rows):
-            request_id = step.request_ids[row]
-            self._open[request_id].steps.append((words, at, step.num_drafts.get(request_id, 0), laps))
+        for row, request_id in zip(words, step.request_ids, strict=True):
+            request = self._open.get(request_id)
+            if request is not None:
+                request.add(row, step.num_drafts.get(request_id, 0), laps)
 
     def _close(self, request_id: str, end: str) -> None:
         request = self._open.pop(request_id, None)

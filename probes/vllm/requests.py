@@ -58,77 +58,92 @@ class RequestRounds:
     unmeasured: Mapping[str, str]  # column -> why this engine cannot show it
 
 
-Step = tuple[np.ndarray, int, int, tuple[float, float]]
-"""One step of one request: the batch's words int32 [row, word], its row there, how many drafts the step verified, and
-(microseconds from the step's begin to its sampling, from there to its drafts)."""
+FIRST_STEPS = 64  # that a request has room for; twice as many each time that it is full
 
 
 @dataclass(kw_only=True)
 class OpenRequest:
-    """A request that is being recorded."""
+    """A request that is being recorded.
+
+    Its steps lie in arrays: thousands of small objects that live for as long as a request would each be looked at by every
+    garbage collection of the engine's process.
+    """
 
     request: NewRequest
     sampled: Sampled
-    steps: list[Step] = field(default_factory=list)
     has_gap: bool = False  # a step was dropped: its rounds cannot be put together
+    num_steps: int = 0
+    _words: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [step, word]: its row of each step
+    _num_drafts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # that the step verified
+    _laps_us: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.float32))
+
+    def add(self, words: np.ndarray, num_drafts: int, laps_us: tuple[float, float]) -> None:
+        """This request's row of a step, int32 [word], how many drafts the step verified, and its times: from its begin to
+        its sampling, from there to its drafts.
+        """
+        at = self.num_steps
+        if at == len(self._words):
+            size = max(FIRST_STEPS, 2 * at)
+            self._words, self._num_drafts, self._laps_us = (
+                _grown(a, (size, *shape))
+                for a, shape in ((self._words, words.shape), (self._num_drafts, ()), (self._laps_us, (2,)))
+            )
+        self._words[at], self._num_drafts[at], self._laps_us[at] = words, num_drafts, laps_us
+        self.num_steps += 1
 
     def close(self, end: str, layout: RowLayout, unmeasured: Mapping[str, str]) -> RequestRounds:
         """Raises ValueError when the engine's positions do not follow from what it emitted."""
-        tokens: list[int] = [int(t) for t in self.request.prompt_token_ids]
-        rows = as_records(np.stack([words[row] for words, row, _, _ in self.steps]), layout) if self.steps else ()
-        opened: list[tuple[np.void, float]] = []  # the row of each step that drafted, and its time
-        outcome: list[tuple[int, np.void, float] | None] = []  # (drafts verified, the verifying row, its time)
-        for (_, _, num_drafts, (verify_us, draft_us)), row in zip(self.steps, rows, strict=True):
-            num_sampled = int(row["num_sampled"])
-            if num_sampled == 0:
-                continue  # a chunk of the prompt
-            if num_drafts and opened and outcome[-1] is None:
-                outcome[-1] = (num_drafts, row, verify_us)
-            tokens += row["emitted"][:num_sampled].tolist()
-            start = int(row["start"])
-            if start < 0:
-                continue  # nothing was drafted, e.g. at the model's length limit
-            if start != len(tokens) - 2:
-                raise ValueError(
-                    f"request {self.request.request_id}: the engine drafts from slot {start}, "
-                    f"after {len(tokens)} tokens it should be {len(tokens) - 2}"
-                )
-            opened.append((row, draft_us))
-            outcome.append(None)
-        return self._rounds(end, layout, unmeasured, tokens, opened, outcome)
-
-    def _rounds(
-        self,
-        end: str,
-        layout: RowLayout,
-        unmeasured: Mapping[str, str],
-        tokens: list[int],
-        opened: list[tuple[np.void, float]],
-        outcome: list[tuple[int, np.void, float] | None],
-    ) -> RequestRounds:
-        num_rounds = len(opened)
-        emitted = np.full((num_rounds, layout.depth + 1), -1, np.int32)
-        num_drafts = np.full(num_rounds, layout.depth, np.int32)
-        accepted = np.zeros(num_rounds, np.int32)
-        verify_us = np.full(num_rounds, np.nan, np.float32)
-        for index, verified in enumerate(outcome):
-            if verified is not None:
-                num_drafts[index], row, verify_us[index] = verified
-                num_sampled = int(row["num_sampled"])
-                accepted[index] = num_sampled - 1
-                emitted[index, :num_sampled] = row["emitted"][:num_sampled]
+        n = self.num_steps
+        rows = as_records(self._words[:n], layout) if n else np.zeros(0, layout.dtype)
+        is_real = rows["num_sampled"] > 0  # the others are chunks of the prompt
+        rows, given, laps = rows[is_real], self._num_drafts[:n][is_real], self._laps_us[:n][is_real]
+        num_sampled, start = rows["num_sampled"], rows["start"]
+        is_emitted = np.arange(layout.depth + 1) < num_sampled[:, None]
+        prompt = np.asarray(self.request.prompt_token_ids, np.int32)
+        num_tokens = len(prompt) + num_sampled.cumsum()  # after each step
+        opened = np.flatnonzero(start >= 0)  # below 0: nothing was drafted, e.g. at the model's length limit
+        wrong = opened[start[opened] != num_tokens[opened] - 2]
+        if len(wrong):
+            first = wrong[0]
+            raise ValueError(
+                f"request {self.request.request_id}: the engine drafts from slot {start[first]}, "
+                f"after {num_tokens[first]} tokens it should be {num_tokens[first] - 2}"
+            )
+        by = _completing(opened, given > 0)
+        is_verified = by >= 0
+        verifying = np.where(is_verified, by, 0)
         return RequestRounds(
             request=self.request,
             sampled=self.sampled,
             end=end,
             layout=layout,
-            token_ids=np.asarray(tokens, np.int32),
-            is_verified=np.array([o is not None for o in outcome], bool),
-            num_drafts=num_drafts,
-            accepted_drafts=accepted,
-            emitted=emitted,
-            draft_us=np.array([draft_us for _, draft_us in opened], np.float32),
-            verify_us=verify_us,
-            rows=np.array([row for row, _ in opened], layout.dtype) if opened else np.zeros(0, layout.dtype),
+            token_ids=np.concatenate([prompt, rows["emitted"][is_emitted]]),
+            is_verified=is_verified,
+            num_drafts=np.where(is_verified, given[verifying], layout.depth).astype(np.int32),
+            accepted_drafts=np.where(is_verified, num_sampled[verifying] - 1, 0).astype(np.int32),
+            emitted=np.where(is_verified[:, None] & is_emitted[verifying], rows["emitted"][verifying], -1).astype(
+                np.int32
+            ),
+            draft_us=laps[opened, 1],
+            verify_us=np.where(is_verified, laps[verifying, 0], np.nan).astype(np.float32),
+            rows=rows[opened],
             unmeasured=unmeasured,
         )
+
+
+def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """With room for more steps."""
+    grown = np.zeros(shape, array.dtype)
+    if len(array):
+        grown[: len(array)] = array
+    return grown
+
+
+def _completing(opened: np.ndarray, is_verifying: np.ndarray) -> np.ndarray:
+    """The step that verified the drafts of each round, -1 where none did: the first that verified any after the round's own
+    (`opened` [round]: those steps), up to the next round's.
+    """
+    verifying = np.flatnonzero(is_verifying)
+    following = np.append(verifying, -1)[np.searchsorted(verifying, opened, side="right")]
+    last = np.append(opened[1:], len(is_verifying))[: len(opened)]
+    return np.where(following <= last, following, -1)

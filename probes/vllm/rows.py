@@ -6,6 +6,7 @@ A numpy dtype describes the row; tensor views of the same words are what hooks a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class RowLayout:
     num_ranks: int = 1  # tensor parallel workers that the heads are split over; each has so many
     is_eager: bool = False  # branch norms and the embedding's share need hooks that compiled code never calls
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype:
         k, y = self.depth, self.num_layers
         heads = self.num_heads if self.level == "heads" else 1

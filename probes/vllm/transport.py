@@ -195,6 +195,7 @@ class Transport:
                 entry.item.set()
             else:
                 self.handle(entry.item, *taken.get(entry.serial, (None, NOT_TIMED)))
+                time.sleep(0)  # Python's lock to the engine's thread, should it wait: else it would for up to 5 ms
 
     def _laps(self, step: _Entry) -> tuple[float, float]:
         if step.clock is None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from probes.record import REGIONS, RejectionReason, RoundBatch
 from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
 from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder, RecorderConfig
-from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled, Step
+from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, Rows
 
+Step = tuple[np.ndarray, int, tuple[float, float]]
 K = 3
 LAYOUT = RowLayout(level="counts", depth=K, num_aux=3, num_layers=1, num_heads=2)
 PROMPT = [10, 11, 12, 13]
@@ -26,12 +29,14 @@ def step(emitted: list[int], *, start: int = -1, drafts: tuple[int, ...] = (1, 2
     rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
     rows["start"][0] = start
     rows["draft_token"][0] = torch.tensor(drafts, dtype=torch.int32)
-    return rows.words.numpy().copy(), 0, num_drafts, (100.0, 40.0)
+    return rows.words[0].numpy().copy(), num_drafts, (100.0, 40.0)
 
 
 def batch(steps: list[Step], num_tokens: int) -> RoundBatch:
     request = NewRequest(request_id="r", prompt_token_ids=PROMPT, extra_args={"driftscope": "a"}, temperature=0.0)
-    opened = OpenRequest(request=request, sampled=Sampled(label=request.label), steps=steps)
+    opened = OpenRequest(request=request, sampled=Sampled(label=request.label))
+    for words, num_drafts, laps_us in steps:
+        opened.add(words, num_drafts, laps_us)
     rounds = opened.close("finished", LAYOUT, {})
     in_vocab = np.ones(100, bool)
     in_vocab[77] = False
@@ -84,6 +89,44 @@ def test_a_preempted_request_loses_its_drafts() -> None:
     assert found.start.tolist() == [3, 4, 6]
     assert found.on_walk.tolist() == [False, True, False]
     assert found.accepted_drafts.tolist() == [0, 1, 0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, K + 1), st.booleans(), st.integers(0, K)), max_size=12),
+)
+@settings(max_examples=300, deadline=None)
+def test_rounds_are_those_of_a_walk_from_step_to_step(shape: list[tuple[int, bool, int]]) -> None:
+    """Steps as (tokens emitted, whether it drafted, drafts verified)."""
+    opened = OpenRequest(
+        request=NewRequest(request_id="r", prompt_token_ids=PROMPT, extra_args={}, temperature=0.0), sampled=Sampled()
+    )
+    num_tokens, starts, completed = len(PROMPT), [], []  # completed: of each round (drafts verified, emitted, its time)
+    emitted_all: list[int] = []
+    for index, (num_emitted, has_drafted, num_drafts) in enumerate(shape):
+        emitted = list(range(100 * index, 100 * index + num_emitted))
+        num_tokens += num_emitted
+        emitted_all += emitted
+        start = num_tokens - 2 if has_drafted else -1
+        words, _, _ = step(emitted, start=start)
+        opened.add(words, num_drafts, (float(index), 0.5))
+        if not emitted:
+            continue
+        if num_drafts and starts and completed[-1] is None:
+            completed[-1] = (num_drafts, emitted, float(index))
+        if has_drafted:
+            starts.append(start)
+            completed.append(None)
+    rounds = opened.close("finished", LAYOUT, {})
+    assert rounds.token_ids.tolist() == PROMPT + emitted_all
+    assert rounds.rows["start"].tolist() == starts
+    assert rounds.draft_us.tolist() == [0.5] * len(starts)
+    assert rounds.is_verified.tolist() == [c is not None for c in completed]
+    for i, found in enumerate(completed):
+        num_drafts, emitted, verify_us = found or (K, [], np.nan)
+        assert rounds.num_drafts[i] == num_drafts
+        assert rounds.accepted_drafts[i] == max(len(emitted) - 1, 0)
+        assert rounds.emitted[i].tolist() == emitted + [-1] * (K + 1 - len(emitted))
+        np.testing.assert_equal(rounds.verify_us[i], np.float32(verify_us))
 
 
 def test_positions_that_do_not_follow_from_the_text_are_an_error() -> None:
