@@ -4,7 +4,7 @@
 #
 #   bash benchmarks/gpu.sh OUT                       tests region_mass replay live growth
 #   bash benchmarks/gpu.sh OUT STEP...               also: costs, and where vLLM is installed: tests_vllm overhead
-#                                                    overhead_baselines demo_vllm
+#                                                    overhead_baselines demo_vllm demo_bench
 #
 # PYTHON=python3: one whose torch sees the device. Each step's output goes to OUT/STEP.log, JSON and tables beside it.
 set -uo pipefail
@@ -27,7 +27,9 @@ command_of() {  # -> seconds, then what to run
       --costs 1,4,16,64,128,256,512 --costs-context-tokens 512,4096 --device cuda --dtype bfloat16 -o "$out/costs.drift" ;;
     demo_vllm) echo 300 -m driftscope probe --target demo --drafter eagle3=demo:eagle3 --drafter eagle3.1=demo:eagle3.1 \
       --engine vllm --level default --num-prompts 8 --device cuda --dtype bfloat16 -o "$out/demo_vllm.drift" ;;
-    overhead) echo 580 -m benchmarks.vllm_overhead "$out/overhead" --variants counts,default,heads --pairs 20 ;;
+    overhead) echo 580 -m benchmarks.vllm_overhead "$out/overhead" --variants counts,default,heads --pairs 24 --trace ;;
+    demo_bench) echo 400 -m driftscope bench --target demo --drafter eagle3.1=demo:eagle3.1 --dtype bfloat16 --num-prompts 16 \
+      --concurrency 1,16 --repetitions 10 --markdown ;;
     overhead_baselines) echo 580 -m benchmarks.vllm_overhead "$out/overhead_baselines" --variants eager,dump --pairs 20 ;;
     *) return 1 ;;
   esac
