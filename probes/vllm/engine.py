@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,16 +193,18 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
 
     llm = running = None
     try:
+        log = _StderrLog()
         try:
-            llm = LLM(**arguments)
+            with log:
+                llm = LLM(**arguments)
         except Exception as error:  # vLLM's refusals have no common class, a worker's failure comes as a bare Exception
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            said = " ".join(lines[:3])[:400] or repr(error)
             raise InputError(
-                f"vLLM {version} does not start: {' '.join(lines[:3])[:400] or repr(error)}",
+                f"vLLM {version} does not start: {log.first_error() if ROOT_CAUSE in said else said}",
                 code="vllm_refuses",
                 where=where,
-                remedy="change the [vllm] options, or see what `driftscope check` says of this pair; "
-                "what ended a process of vLLM's stands in its log above",
+                remedy="change the [vllm] options, or see what `driftscope check` says of this pair",
             ) from error
         running = Engine(llm, is_recorded=is_recorded)
         status = running.status()
@@ -226,6 +230,45 @@ def _model(path: str) -> dict[str, str]:
     """As vLLM takes it: a folder, or a Hub id and its revision. Raises CheckpointError for a path that is not there."""
     name, revision = name_and_revision(path)
     return {"model": name, **({"revision": revision} if revision else {})}
+
+
+ROOT_CAUSE = "root cause"
+"""In what vLLM raises when a process of its own ended: why stands in its log alone."""
+
+
+class _StderrLog:
+    """What is written to stderr within, and later by processes started within; all of it goes to stderr still."""
+
+    KEPT = 1 << 16  # bytes, the last ones
+
+    def __enter__(self) -> None:
+        sys.stderr.flush()
+        self._kept = b""
+        self._stderr = os.dup(2)
+        source, sink = os.pipe()
+        os.dup2(sink, 2)
+        os.close(sink)
+        self._thread = threading.Thread(target=self._forward, args=(source, os.dup(self._stderr)), daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+
+    def _forward(self, source: int, target: int) -> None:
+        while part := os.read(source, 1 << 16):  # until the last process that has it ends
+            self._kept = (self._kept + part)[-self.KEPT :]
+            with suppress(OSError):  # nobody reads it any more: the processes must be able to write on
+                os.write(target, part)
+        os.close(source)
+        os.close(target)
+
+    def first_error(self) -> str:
+        """The first line that names an exception, once the processes ended; what to look for, where none does."""
+        self._thread.join(timeout=5)
+        found = re.search(r"\b\w*(?:Error|Exception): .+", self._kept.decode(errors="replace"))
+        return found[0].strip()[:400] if found else "a process of its own ended, see its log above"
 
 
 @contextmanager
