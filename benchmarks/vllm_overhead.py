@@ -120,7 +120,6 @@ def work(variant: str, folder: Path) -> None:
         level=level,
         max_num_seqs=MAX_NUM_SEQS,
         options=options,
-        in_process=False,
     ) as running:
         if variant == "dump":
             running.llm.collective_rpc(dump_queries_and_keys)

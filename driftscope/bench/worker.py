@@ -78,7 +78,6 @@ def _engine(job: Job, variant: Variant, options: dict[str, Any]) -> AbstractCont
         level=None if variant.recording == "off" else variant.recording,
         trust_remote_code=job.trust_remote_code,
         options=options,
-        in_process=False,  # as `vllm serve` has it: what is done for the answers does not stop the engine
     )
 
 

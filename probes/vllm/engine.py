@@ -1,7 +1,8 @@
 """A vLLM engine with a recorder in each of its workers: built from options, asked for texts, taken down.
 
-The engine is in this process, or in one of its own as `vllm serve` has it (`in_process=False`); one worker is in the
-engine's process, tensor parallel workers are processes of their own.
+The engine is in a process of its own, as `vllm serve` has it: what is done for the answers does not stop it, and its GPU
+memory is free when it ends (in this process it is not: vllm-project/vllm#21073). `in_process=True` is for tests that reach
+into it. One worker is in the engine's process, tensor parallel workers are processes of their own.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def engine(
     seed: int = 0,
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
-    in_process: bool = True,
+    in_process: bool = False,
 ) -> Iterator[Engine]:
     """An engine with this drafter, or without speculation. `options` are vLLM's own engine arguments and win; `level`
     None: no recorder.
@@ -182,7 +183,7 @@ def engine(
         arguments["speculative_config"] = speculative | dict(more or {})
     if level is not None:
         arguments |= _recorded(arguments, {"level": level, "num_sink_slots": num_sink_slots})
-    with _stdout_to_stderr():
+    with _redirected(1, 2):  # vLLM, its workers and their libraries print to stdout, which belongs to `--json`
         yield from _started(arguments, version, drafter or target, is_recorded=level is not None)
 
 
@@ -193,9 +194,8 @@ def _started(arguments: dict[str, Any], version: str, where: str, *, is_recorded
 
     llm = running = None
     try:
-        log = _StderrLog()
         try:
-            with log:
+            with _logged_stderr() as log:
                 llm = LLM(**arguments)
         except Exception as error:  # vLLM's refusals have no common class, a worker's failure comes as a bare Exception
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -236,25 +236,15 @@ ROOT_CAUSE = "root cause"
 """In what vLLM raises when a process of its own ended: why stands in its log alone."""
 
 
-class _StderrLog:
-    """What is written to stderr within, and later by processes started within; all of it goes to stderr still."""
+class _Log:
+    """What processes write into a pipe: all of it goes on to a file, the last of it is kept."""
 
-    KEPT = 1 << 16  # bytes, the last ones
+    KEPT = 1 << 16  # bytes
 
-    def __enter__(self) -> None:
-        sys.stderr.flush()
+    def __init__(self, source: int, target: int) -> None:
         self._kept = b""
-        self._stderr = os.dup(2)
-        source, sink = os.pipe()
-        os.dup2(sink, 2)
-        os.close(sink)
-        self._thread = threading.Thread(target=self._forward, args=(source, os.dup(self._stderr)), daemon=True)
+        self._thread = threading.Thread(target=self._forward, args=(source, target), daemon=True)
         self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        sys.stderr.flush()
-        os.dup2(self._stderr, 2)
-        os.close(self._stderr)
 
     def _forward(self, source: int, target: int) -> None:
         while part := os.read(source, 1 << 16):  # until the last process that has it ends
@@ -272,17 +262,28 @@ class _StderrLog:
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """vLLM, its workers and their libraries print to stdout, which belongs to `--json`."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
+def _logged_stderr() -> Iterator[_Log]:
+    """What is written to stderr within, and later by processes started within."""
+    source, sink = os.pipe()
+    log = _Log(source, os.dup(2))
+    with _redirected(2, sink):
+        os.close(sink)
+        yield log
+
+
+@contextmanager
+def _redirected(descriptor: int, target: int) -> Iterator[None]:
+    """What is written to stdout (1) or stderr (2) within, by processes started within too, goes to `target`."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    stream.flush()
+    kept = os.dup(descriptor)
+    os.dup2(target, descriptor)
     try:
         yield
     finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        stream.flush()
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 def _recorded(arguments: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -107,8 +107,6 @@ def run_job(
             seed=job.seed,
             trust_remote_code=job.trust_remote_code,
             options=options,
-            # in this process an ended engine keeps its GPU memory (vllm-project/vllm#21073), which the next one needs
-            in_process=False,
         ) as running:
             settings = running.settings()
             report = EngineReport(

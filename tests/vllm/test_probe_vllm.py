@@ -147,7 +147,8 @@ def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None
 def test_an_engine_that_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a prompt is answered, and an unknown version before the engine is built."""
     monkeypatch.setattr(hooks, "KNOWN", {"V1": {}, "V2": {"0.32.0": "run"}})
-    built = engine(str(demo_target_path()), resolve_drafter("demo:eagle3"), depth=2, dtype="float32", options=VLLM)
+    drafter = resolve_drafter("demo:eagle3")
+    built = engine(str(demo_target_path()), drafter, depth=2, dtype="float32", options=VLLM, in_process=True)
     with pytest.raises(InputError, match=r"V1 model runner of vLLM 0\.32\.0 is unknown") as raised, built:
         raise AssertionError
     assert raised.value.code == "not_recordable"
