@@ -171,7 +171,7 @@ class Recorder:
                 self._recorded[request.request_id] = (request, sampled)
                 self.num_requests += 1
                 self.transport.follow()
-                self.transport.post(OpenRequest(request=request, sampled=sampled))
+                self.transport.post(OpenRequest(request=request, sampled=sampled, layout=self.layout))
 
     def _end(self, request_id: str, end: str) -> None:
         self._release_slot(request_id)
@@ -294,7 +294,7 @@ class Recorder:
             raise RuntimeError(f"rows of step {records['serial'].tolist()} where those of {step.serial} should be")
         if self.read_output is not None:
             self.read_output(step.output, records)
-        for row, request_id in zip(words, step.request_ids, strict=True):
+        for row, request_id in zip(records, step.request_ids, strict=True):
             request = self._open.get(request_id)
             if request is not None:
                 request.add(row, step.num_drafts.get(request_id, 0), laps)
@@ -304,7 +304,7 @@ class Recorder:
         if request is not None and request.has_gap:
             self.num_lost += 1
         elif request is not None:
-            self.config.write(request.close(end, self.layout, self.unmeasured))
+            self.config.write(request.close(end, self.unmeasured))
             self.num_written += 1
 
 

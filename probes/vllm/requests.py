@@ -7,11 +7,11 @@ of the same request completes it. Knows nothing of vLLM, devices or threads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from probes.vllm.rows import RowLayout, as_records
+from probes.vllm.rows import RowLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +71,29 @@ class OpenRequest:
 
     request: NewRequest
     sampled: Sampled
+    layout: RowLayout
     has_gap: bool = False  # a step was dropped: its rounds cannot be put together
     num_steps: int = 0
-    _words: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [step, word]: its row of each step
-    _num_drafts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # that the step verified
-    _laps_us: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.float32))
 
-    def add(self, words: np.ndarray, num_drafts: int, laps_us: tuple[float, float]) -> None:
-        """This request's row of a step, int32 [word], how many drafts the step verified, and its times: from its begin to
-        its sampling, from there to its drafts.
+    def __post_init__(self) -> None:
+        fields: list[tuple] = [("row", self.layout.dtype), ("num_drafts", "<i4"), ("laps_us", "<f4", (2,))]
+        self._steps = np.zeros(FIRST_STEPS, fields)
+
+    def add(self, row: np.void, num_drafts: int, laps_us: tuple[float, float]) -> None:
+        """This request's row of a step, how many drafts the step verified, and its times: from its begin to its sampling,
+        from there to its drafts.
         """
         at = self.num_steps
-        if at == len(self._words):
-            size = max(FIRST_STEPS, 2 * at)
-            self._words, self._num_drafts, self._laps_us = (
-                _grown(a, (size, *shape))
-                for a, shape in ((self._words, words.shape), (self._num_drafts, ()), (self._laps_us, (2,)))
-            )
-        self._words[at], self._num_drafts[at], self._laps_us[at] = words, num_drafts, laps_us
+        if at == len(self._steps):
+            self._steps = np.concatenate([self._steps, np.zeros_like(self._steps)])
+        self._steps[at] = row, num_drafts, laps_us
         self.num_steps += 1
 
-    def close(self, end: str, layout: RowLayout, unmeasured: Mapping[str, str]) -> RequestRounds:
+    def close(self, end: str, unmeasured: Mapping[str, str]) -> RequestRounds:
         """Raises ValueError when the engine's positions do not follow from what it emitted."""
-        n = self.num_steps
-        rows = as_records(self._words[:n], layout) if n else np.zeros(0, layout.dtype)
-        is_real = rows["num_sampled"] > 0  # the others are chunks of the prompt
-        rows, given, laps = rows[is_real], self._num_drafts[:n][is_real], self._laps_us[:n][is_real]
+        layout, steps = self.layout, self._steps[: self.num_steps]
+        steps = steps[steps["row"]["num_sampled"] > 0]  # the others are chunks of the prompt
+        rows, given, laps = steps["row"], steps["num_drafts"], steps["laps_us"]
         num_sampled, start = rows["num_sampled"], rows["start"]
         is_emitted = np.arange(layout.depth + 1) < num_sampled[:, None]
         prompt = np.asarray(self.request.prompt_token_ids, np.int32)
@@ -129,14 +126,6 @@ class OpenRequest:
             rows=rows[opened],
             unmeasured=unmeasured,
         )
-
-
-def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """With room for more steps."""
-    grown = np.zeros(shape, array.dtype)
-    if len(array):
-        grown[: len(array)] = array
-    return grown
 
 
 def _completing(opened: np.ndarray, is_verifying: np.ndarray) -> np.ndarray:

@@ -13,9 +13,9 @@ from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
 from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
-from probes.vllm.rows import RowLayout, Rows
+from probes.vllm.rows import RowLayout, Rows, as_records
 
-Step = tuple[np.ndarray, int, tuple[float, float]]
+Step = tuple[np.void, int, tuple[float, float]]
 K = 3
 LAYOUT = RowLayout(level="counts", depth=K, num_aux=3, num_layers=1, num_heads=2)
 PROMPT = [10, 11, 12, 13]
@@ -23,21 +23,21 @@ CONDITION = Condition(drafter="d", prompt_id="p", system_prompt="s", template="t
 
 
 def step(emitted: list[int], *, start: int = -1, drafts: tuple[int, ...] = (1, 2, 3), num_drafts: int = 0) -> Step:
-    """One engine step of one request, as words."""
+    """One engine step of one request: its row, the drafts verified, its times."""
     rows = Rows(LAYOUT, 1, torch.device("cpu"))
     rows["num_sampled"][0] = len(emitted)
     rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
     rows["start"][0] = start
     rows["draft_token"][0] = torch.tensor(drafts, dtype=torch.int32)
-    return rows.words[0].numpy().copy(), num_drafts, (100.0, 40.0)
+    return as_records(rows.words.numpy(), LAYOUT)[0], num_drafts, (100.0, 40.0)
 
 
 def batch(steps: list[Step], num_tokens: int) -> RoundBatch:
     request = NewRequest(request_id="r", prompt_token_ids=PROMPT, extra_args={"driftscope": "a"}, temperature=0.0)
-    opened = OpenRequest(request=request, sampled=Sampled(label=request.label))
-    for words, num_drafts, laps_us in steps:
-        opened.add(words, num_drafts, laps_us)
-    rounds = opened.close("finished", LAYOUT, {})
+    opened = OpenRequest(request=request, sampled=Sampled(label=request.label), layout=LAYOUT)
+    for row, num_drafts, laps_us in steps:
+        opened.add(row, num_drafts, laps_us)
+    rounds = opened.close("finished", {})
     in_vocab = np.ones(100, bool)
     in_vocab[77] = False
     return round_batch(rounds, CONDITION, num_tokens=num_tokens, in_draft_vocab=in_vocab, norm_output=False)
@@ -98,7 +98,9 @@ def test_a_preempted_request_loses_its_drafts() -> None:
 def test_rounds_are_those_of_a_walk_from_step_to_step(shape: list[tuple[int, bool, int]]) -> None:
     """Steps as (tokens emitted, whether it drafted, drafts verified)."""
     opened = OpenRequest(
-        request=NewRequest(request_id="r", prompt_token_ids=PROMPT, extra_args={}, temperature=0.0), sampled=Sampled()
+        request=NewRequest(request_id="r", prompt_token_ids=PROMPT, extra_args={}, temperature=0.0),
+        sampled=Sampled(),
+        layout=LAYOUT,
     )
     num_tokens, starts, completed = len(PROMPT), [], []  # completed: of each round (drafts verified, emitted, its time)
     emitted_all: list[int] = []
@@ -107,8 +109,8 @@ def test_rounds_are_those_of_a_walk_from_step_to_step(shape: list[tuple[int, boo
         num_tokens += num_emitted
         emitted_all += emitted
         start = num_tokens - 2 if has_drafted else -1
-        words, _, _ = step(emitted, start=start)
-        opened.add(words, num_drafts, (float(index), 0.5))
+        row, _, _ = step(emitted, start=start)
+        opened.add(row, num_drafts, (float(index), 0.5))
         if not emitted:
             continue
         if num_drafts and starts and completed[-1] is None:
@@ -116,7 +118,7 @@ def test_rounds_are_those_of_a_walk_from_step_to_step(shape: list[tuple[int, boo
         if has_drafted:
             starts.append(start)
             completed.append(None)
-    rounds = opened.close("finished", LAYOUT, {})
+    rounds = opened.close("finished", {})
     assert rounds.token_ids.tolist() == PROMPT + emitted_all
     assert rounds.rows["start"].tolist() == starts
     assert rounds.draft_us.tolist() == [0.5] * len(starts)
