@@ -27,14 +27,24 @@ class MassCase:
     num_prompt: tuple[int, ...] = (1, 50, 700, 1900)
 
 
+MANY_SLOTS = MassCase(  # beyond what the splits have at least
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    block_slots=64,
+    positions=(0, 63, 4200, 6000),
+    starts=(0, 60, 4200, 5990),
+    num_prompt=(1, 50, 4100, 300),
+)
 LONG = {
+    "many slots": MANY_SLOTS,
     "bfloat16": MassCase(heads=32, kv_heads=8, head_dim=128, block_slots=16, dtype=torch.bfloat16),
     "float32": MassCase(heads=9, kv_heads=3, head_dim=64, block_slots=16),
     "float16, window": MassCase(heads=9, kv_heads=3, head_dim=64, block_slots=32, window=40, dtype=torch.float16),
     "odd head size, small window": MassCase(heads=4, kv_heads=4, head_dim=80, block_slots=16, window=7),
     "many heads": MassCase(heads=64, kv_heads=8, head_dim=128, block_slots=64, dtype=torch.bfloat16),
 }
-SHORT = {
+SHORT = {"many slots": MANY_SLOTS} | {
     name: MassCase(
         heads=heads,
         kv_heads=kv_heads,

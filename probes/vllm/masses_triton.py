@@ -42,6 +42,7 @@ def launch(
     """See `masses.write_masses`; `scratch` has `scratch_elements` float32 elements, of this device, at a fixed address."""
     assert scratch is not None
     q, keys, region = queries.q, queries.keys, boundaries.region
+    rows = queries.rows if queries.rows is not None else queries.positions
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[2]
     group = num_heads // num_kv_heads
@@ -49,7 +50,7 @@ def launch(
         q,
         keys,
         queries.block_table,
-        queries.rows if queries.rows is not None else queries.positions,
+        rows,
         queries.positions,
         start,
         step,
@@ -87,7 +88,7 @@ def launch(
     )
     _merge[(queries.num_rows,)](
         scratch,
-        queries.rows if queries.rows is not None else queries.positions,
+        rows,
         queries.positions,
         step,
         boundaries.slot,
@@ -115,18 +116,23 @@ def launch(
 
 @triton.jit
 def _splits(
-    token,
+    row,
+    rows_ptr,
     positions_ptr,
     window,
+    HAS_ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
     MIN_SHARE: tl.constexpr,  # noqa: N803
 ):
-    """-> the first slot that the query of a token sees, the first that it does not, and how many slots a split has."""
+    """-> the token of a row's query, the first slot it sees, the first it does not, how many slots a split has."""
+    token = row.to(tl.int64)
+    if HAS_ROWS:
+        token = tl.load(rows_ptr + row).to(tl.int64)
     end = tl.load(positions_ptr + token).to(tl.int32) + 1
     begin = tl.where(window > 0, tl.maximum(end - window, 0), 0)
     share = tl.maximum(tl.cdiv(tl.cdiv(end - begin, SPLITS), BLOCK) * BLOCK, MIN_SHARE)
-    return begin, end, share
+    return token, begin, end, share
 
 
 @triton.jit
@@ -177,10 +183,7 @@ def _partial(
     slot = tl.load(slot_ptr + row).to(tl.int64)
     if slot < 0:
         return
-    token = row.to(tl.int64)
-    if HAS_ROWS:
-        token = tl.load(rows_ptr + row).to(tl.int64)
-    begin, end, share = _splits(token, positions_ptr, window, BLOCK, SPLITS, MIN_SHARE)
+    token, begin, end, share = _splits(row, rows_ptr, positions_ptr, window, HAS_ROWS, BLOCK, SPLITS, MIN_SHARE)
     low = begin + split * share
     if low >= end:
         return
@@ -265,10 +268,7 @@ def _merge(
     row = tl.program_id(0)
     if tl.load(slot_ptr + row) < 0:
         return
-    token = row.to(tl.int64)
-    if HAS_ROWS:
-        token = tl.load(rows_ptr + row).to(tl.int64)
-    begin, end, share = _splits(token, positions_ptr, window, BLOCK, SPLITS, MIN_SHARE)
+    _, begin, end, share = _splits(row, rows_ptr, positions_ptr, window, HAS_ROWS, BLOCK, SPLITS, MIN_SHARE)
     step = tl.load(step_ptr)
     splits = tl.arange(0, SPLITS)
     has_work = begin + splits * share < end
