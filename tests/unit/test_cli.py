@@ -140,8 +140,14 @@ def _console(*arguments: str, columns: int | None = None, encoding: str = "utf-8
     """The real thing, its output into a pipe."""
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {"PYTHONIOENCODING": encoding} | ({"COLUMNS": str(columns)} if columns else {})
-    command = [sys.executable, "-c", "import sys, driftscope.cli; sys.exit(driftscope.cli.main())", *arguments]
+    command = [sys.executable, "-m", "driftscope", *arguments]
     return subprocess.run(command, capture_output=True, env=environment, encoding=encoding, check=False, timeout=120)
+
+
+def test_the_exit_code_of_a_real_process(tmp_path: Path) -> None:
+    result = _console("show", str(tmp_path / "none.drift"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "none.drift" in result.stderr
 
 
 def test_show_in_a_pipe(run: Path) -> None:
@@ -203,7 +209,7 @@ def test_show_of_an_empty_run(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_closes_the_pipe(run: Path) -> None:
-    command = f"{sys.executable} -c 'import sys, driftscope.cli; sys.exit(driftscope.cli.main())' show {run}"
+    command = f"{sys.executable} -m driftscope show {run}"
     script = f"set -o pipefail; {command} | head -1; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert result.stdout.splitlines()[0] == str(run)
