@@ -1,13 +1,15 @@
 """What recording costs inside vLLM: an 8B-shaped target with dummy weights, stock and recorded engines in turn.
 
-python -m benchmarks.vllm_overhead OUT [--variants counts,default,heads,eager,dump] [--pairs 20] [--trace]
+python -m benchmarks.vllm_overhead OUT [--variants again,counts,default,heads,eager,dump] [--pairs 20] [--trace]
 
 One engine for each variant on the same GPU, so that all stay warm, each in a process of its own beside the one that gives
-it requests, as `vllm serve` has it; a pair is one measurement of stock and one of the variant, in alternating order. The
-time of a round is the wall time of a batch over its rounds, counted by vLLM itself; drafts are accepted by chance
-(`rejection_sample_method="synthetic"`), by the same in every batch: each request has its seed.
-Baselines: `eager` is stock without graphs and compilation, `dump` copies the drafter's queries and keys to the host at
-every step (in eager mode, as tools do that look into vLLM) and leaves the softmax for later.
+it requests, as `vllm serve` has it; a pair is one batch of stock and one of the variant, in alternating order. Drafts are
+accepted by chance (`rejection_sample_method="synthetic"`), by the same in every batch: each request has its seed.
+Two costs: of a round, the time from step to step while all requests draft; and of the whole batch over its rounds, from the
+requests' arrival to the last answer, which differs by chance from batch to batch (how they arrive at the engine).
+Baselines: `again` is a second stock engine, what two engines of the same differ by; `eager` is stock without graphs and
+compilation; `dump` copies the drafter's queries and keys to the host at every step (in eager mode, as tools do that look
+into vLLM) and leaves the softmax for later.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.vllm_trace import start_trace, stop_trace
+from benchmarks.vllm_trace import start_clock, start_trace, stop_trace, take_steps
 
 DEPTH = 5
 MAX_NUM_SEQS, MAX_MODEL_LEN = 16, 8704
@@ -77,7 +79,7 @@ LOADS = (
     Load(concurrency=1, prompt_tokens=8192, max_tokens=256),
 )
 GOALS = {("default", LOADS[0]): 2.0, ("default", LOADS[1]): 2.0, ("heads", LOADS[2]): 10.0}
-"""What a level may cost at most, %: the upper end of the interval. Measured first."""
+"""What a level's round may cost at most, %: the upper end of the interval. Measured first."""
 
 
 def write_models(folder: Path) -> tuple[str, str]:
@@ -123,6 +125,7 @@ def work(variant: str, folder: Path) -> None:
     ) as running:
         if variant == "dump":
             running.llm.collective_rpc(dump_queries_and_keys)
+        running.llm.collective_rpc(start_clock)
         print(json.dumps(running.llm.collective_rpc(settings_of)[0]), file=answers, flush=True)
         for line in sys.stdin:
             asked = json.loads(line)
@@ -144,11 +147,13 @@ def work(variant: str, folder: Path) -> None:
                 for seed in range(load.concurrency)
             ]
             before = running.counters()
+            running.llm.collective_rpc(take_steps)
             if asked["has_trace"]:
                 running.llm.collective_rpc(start_trace)
             begin = time.perf_counter()
             running.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - begin
+            [steps] = running.llm.collective_rpc(take_steps)
             [trace] = running.llm.collective_rpc(stop_trace) if asked["has_trace"] else [None]
             rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
             running.take()
@@ -157,6 +162,8 @@ def work(variant: str, folder: Path) -> None:
             answer = {
                 "seconds": seconds,
                 "rounds": rounds,
+                "begin": begin,
+                "steps": steps,
                 "status": status and asdict(status),
                 "dumped_elements": num_dumped,
                 "trace": trace,
@@ -257,38 +264,72 @@ def workers(variants: Sequence[str], folder: Path) -> Iterator[dict[str, Worker]
             worker.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One batch's times. A full step verifies drafts of all requests."""
+
+    round_us: float  # from one full step to the next, the mean
+    launch_us: float  # of which the engine's thread was inside of the model runner, launching
+    batch_us: float  # the batch's time over its rounds
+    parts_ms: tuple[float, float, float]  # up to the first full step, to the last one, to the end
+
+    @staticmethod
+    def of(answer: dict, load: Load) -> Batch:
+        """From what a worker answers."""
+        steps = np.array(answer["steps"])
+        tokens, requests, begins = steps[:, 0], steps[:, 1], steps[:, 2]
+        is_full = (requests == load.concurrency) & (tokens == load.concurrency * (DEPTH + 1))
+        first, last = np.flatnonzero(is_full)[[0, -1]]
+        begin, end = answer["begin"], answer["begin"] + answer["seconds"]
+        parts = np.diff([begin, begins[first], begins[last], end]) * 1e3
+        inside = (steps[:, 3] - steps[:, 2]) + (steps[:, 5] - steps[:, 4])
+        return Batch(
+            round_us=float(begins[last] - begins[first]) / (last - first) * 1e6,
+            launch_us=float(inside[first:last].mean()) * 1e6,
+            batch_us=answer["seconds"] / answer["rounds"] * 1e6,
+            parts_ms=(float(parts[0]), float(parts[1]), float(parts[2])),
+        )
+
+
 def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> dict:
-    """Cost in % of the time of a round: the median of the pairs' ratios, with an interval that assumes no distribution, as
-    one batch in many takes a third longer for reasons of the machine's.
+    """Costs in %: the median of the pairs' ratios, with an interval that assumes no distribution, as one batch in many
+    takes a third longer for reasons of the machine's.
     """
     for worker in (stock, variant):
         worker.measure(load)  # fills the prefix cache
-    times = np.empty((num_pairs, 2))  # microseconds of a round: stock, variant
+    pairs: list[list[Batch]] = []
     status = None
     for pair in range(num_pairs):
-        order = (0, 1) if pair % 2 == 0 else (1, 0)
-        for side in order:
+        batches: list[Batch | None] = [None, None]
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
             answer = (stock, variant)[side].measure(load)
-            times[pair, side] = answer["seconds"] / answer["rounds"] * 1e6
+            batches[side] = Batch.of(answer, load)
             status = answer["status"] or status
+        pairs.append([b for b in batches if b is not None])
     if status is not None and (status["failure"] or not status["num_written"]):
         raise RuntimeError(f"{variant.variant} did not record what it was timed with: {status}")
-    cost = (times[:, 1] / times[:, 0] - 1) * 100
-    low, high = median_interval(cost)
     result = {
         "variant": variant.variant,
         "load": asdict(load),
         "num_pairs": num_pairs,
-        "stock_round_us": float(np.median(times[:, 0])),
-        "variant_round_us": float(np.median(times[:, 1])),
-        "cost_percent": float(np.median(cost)),
-        "interval_percent": [low, high],
-        "mean_cost_percent": float(cost.mean()),
-        "pairs_us": times.tolist(),
-        "recorder": status,
+        "round": _cost([[b.round_us for b in pair] for pair in pairs]),
+        "batch": _cost([[b.batch_us for b in pair] for pair in pairs]),
     }
-    print(json.dumps({k: v for k, v in result.items() if k not in ("recorder", "pairs_us")}), flush=True)
-    return result
+    print(json.dumps(result), flush=True)
+    return result | {"recorder": status, "pairs": [[asdict(b) for b in pair] for pair in pairs]}
+
+
+def _cost(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Of (stock, variant), in microseconds."""
+    times = np.array(pairs)
+    cost = (times[:, 1] / times[:, 0] - 1) * 100
+    stock, variant = np.median(times, axis=0)
+    return {
+        "stock_us": float(stock),
+        "variant_us": float(variant),
+        "percent": float(np.median(cost)),
+        "interval_percent": median_interval(cost),
+    }
 
 
 def traces(started: dict[str, Worker]) -> list[dict]:
@@ -327,19 +368,24 @@ def median_interval(values: np.ndarray) -> tuple[float, float]:
 
 def table(results: Sequence[dict]) -> str:
     lines = [
-        "| variant | load | stock, us a round | variant, us a round | cost, % | 95 % interval | goal |",
+        "| variant | load | stock, us a round | variant, us a round | cost of a round, % | of the batch, % | goal |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in results:
-        low, high = r["interval_percent"]
         goal = GOALS.get((r["variant"], Load(**r["load"])))
+        high = r["round"]["interval_percent"][1]
         verdict = "" if goal is None else f"<= {goal:.0f}: {'met' if high <= goal else 'not met'}"
-        interval = f"{low:+.2f} .. {high:+.2f}" + ("" if high - low < 2 else " (not resolved)")
         lines.append(
-            f"| {r['variant']} | {Load(**r['load'])} | {r['stock_round_us']:.0f} | {r['variant_round_us']:.0f} "
-            f"| {r['cost_percent']:+.2f} | {interval} | {verdict} |"
+            f"| {r['variant']} | {Load(**r['load'])} | {r['round']['stock_us']:.0f} | {r['round']['variant_us']:.0f} "
+            f"| {_percent(r['round'])} | {_percent(r['batch'])} | {verdict} |"
         )
     return "\n".join(lines)
+
+
+def _percent(cost: dict) -> str:
+    low, high = cost["interval_percent"]
+    resolved = "" if high - low < 2 else ", not resolved"
+    return f"{cost['percent']:+.2f} ({low:+.2f} .. {high:+.2f}{resolved})"
 
 
 def main() -> None:
@@ -347,6 +393,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for results.json, table.md and the engines' logs")
     parser.add_argument("--variants", default="default,heads")
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--concurrency", type=int, help="only the loads of so many requests at once")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no comparison after so many")
     parser.add_argument(
         "--trace", action="store_true", help="at the end, each engine's kernels by time, into trace.json"
@@ -366,6 +413,8 @@ def main() -> None:
         while options.wait_for is not None and not options.wait_for.exists():
             time.sleep(0.5)
         for name, load in comparisons(list(started)):
+            if options.concurrency not in (None, load.concurrency):
+                continue
             if time.monotonic() - begin > options.seconds:
                 break
             pairs = max(6, options.pairs // 4) if name in SLOW else options.pairs

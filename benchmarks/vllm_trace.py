@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,39 @@ def stop_trace(worker: Any) -> dict[str, Any]:
         path = Path(folder) / "trace.json"
         worker.benchmark_trace.export_chrome_trace(str(path))
         return summarise(json.loads(path.read_text())["traceEvents"])
+
+
+def start_clock(worker: Any) -> None:
+    """From now on, notes when the engine's thread was where in each step: `take_steps`."""
+    runner = worker.model_runner
+    execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
+    steps: list[tuple[float, ...]] = []
+    worker.benchmark_steps = steps
+
+    def timed_execute(output: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = execute_model(output, *args, **kwargs)
+        if output.total_num_scheduled_tokens:
+            steps.append(
+                (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens), begin, time.perf_counter())
+            )
+        return result
+
+    def timed_sample(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = sample_tokens(*args, **kwargs)
+        if steps and len(steps[-1]) == 4:  # a step without tokens samples too
+            steps[-1] += (begin, time.perf_counter())
+        return result
+
+    runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
+
+
+def take_steps(worker: Any) -> list[tuple[float, ...]]:
+    """Since the last call: tokens, requests, seconds at the begin and end of `execute_model`, and of `sample_tokens`."""
+    steps = list(worker.benchmark_steps)
+    worker.benchmark_steps.clear()
+    return steps
 
 
 def summarise(events: list[dict[str, Any]]) -> dict[str, Any]:

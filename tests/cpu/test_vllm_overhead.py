@@ -1,12 +1,84 @@
-"""What the overhead benchmark makes of its measurements."""
+"""What the overhead benchmark makes of its measurements: a round's cost, and no figure from an engine that recorded nothing."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.vllm_overhead import GOALS, LOADS, comparisons, median_interval
-from benchmarks.vllm_trace import summarise
+from benchmarks.vllm_overhead import DEPTH, GOALS, LOADS, Batch, Load, compare, comparisons, median_interval, table
+from benchmarks.vllm_trace import start_clock, summarise, take_steps
+
+LOAD = Load(concurrency=2, prompt_tokens=8, max_tokens=8)
+RECORDED = {"failure": None, "num_written": 3}
+
+
+def answer(step_seconds: float, status: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A batch whose second request comes a step late: one step with one request, one that mixes, four full ones, one with
+    the last request alone.
+    """
+    full = 2 * (DEPTH + 1)
+    shapes = [(8, 1), (DEPTH + 9, 2), *[(full, 2)] * 4, (DEPTH + 1, 1)]
+    begins = 10 + np.arange(len(shapes)) * step_seconds
+    steps = [
+        (*shape, b, b + 0.1 * step_seconds, b + 0.1 * step_seconds, b + 0.3 * step_seconds)
+        for shape, b in zip(shapes, begins, strict=True)
+    ]
+    return {"seconds": 1 + len(shapes) * step_seconds, "begin": 9.0, "rounds": 5.0, "steps": steps, "status": status}
+
+
+class Worker:
+    """Its n-th measurement has steps of n-th `seconds`."""
+
+    def __init__(self, variant: str, seconds: list[float], status: dict[str, Any] | None) -> None:
+        self.variant, self._seconds, self._status = variant, [1.0, *seconds], status  # the first fills the prefix cache
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        return answer(self._seconds.pop(0), self._status)
+
+
+def compared(status: dict[str, Any] | None) -> dict[str, Any]:
+    stock, variant = Worker("stock", [2.0, 4.0], None), Worker("default", [2.2, 4.2], status)
+    return compare(stock, variant, LOAD, num_pairs=2)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_told_apart_from_its_rounds() -> None:
+    found = Batch.of(answer(0.5), LOAD)
+    assert found.round_us == pytest.approx(500_000)
+    assert found.launch_us == pytest.approx(150_000)
+    assert found.batch_us == pytest.approx(900_000)
+    assert found.parts_ms == pytest.approx((2000, 1500, 1000))
+
+
+def test_cost_is_the_median_of_the_pairs_ratios() -> None:
+    found = compared(RECORDED)
+    assert found["round"]["percent"] == pytest.approx(7.5)
+    assert found["round"]["stock_us"] == pytest.approx(3e6)
+    assert found["batch"]["percent"] == pytest.approx((1.4 / 15 + 1.4 / 29) / 2 * 100)
+    assert found["recorder"] == RECORDED
+    assert "+7.50 (+5.00 .. +10.00, not resolved) | +7.08" in table([found])
+
+
+@pytest.mark.parametrize("status", [RECORDED | {"failure": "lost"}, RECORDED | {"num_written": 0}])
+def test_an_engine_that_recorded_nothing_has_no_cost(status: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="default did not record"):
+        compared(status)
+
+
+def test_steps_without_tokens_are_no_steps() -> None:
+    runner = SimpleNamespace(execute_model=lambda output: output, sample_tokens=lambda: "tokens")
+    worker = SimpleNamespace(model_runner=runner)
+    start_clock(worker)
+    for tokens in (3, 0, 6):
+        scheduled = {"a": tokens} if tokens else {}
+        runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=scheduled))
+        assert runner.sample_tokens() == "tokens"
+    steps = take_steps(worker)
+    assert [step[:2] for step in steps] == [(3, 1), (6, 1)]
+    assert all(sorted(step[2:]) == list(step[2:]) and len(step) == 6 for step in steps)
+    assert take_steps(worker) == []
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
