@@ -3,7 +3,7 @@
 # A step that fails or runs too long does not stop the next ones; the exit status says whether all passed.
 #
 #   bash benchmarks/gpu.sh OUT                       tests region_mass replay live growth
-#   bash benchmarks/gpu.sh OUT STEP...               also: costs, and where vLLM is installed: tests_vllm overhead
+#   bash benchmarks/gpu.sh OUT STEP...               also: costs kernels, and where vLLM is installed: tests_vllm overhead
 #                                                    overhead_baselines demo_vllm demo_bench
 #
 # PYTHON=python3: one whose torch sees the device. Each step's output goes to OUT/STEP.log, JSON and tables beside it.
@@ -22,6 +22,7 @@ command_of() {  # -> seconds, then what to run
     replay) echo 300 -m benchmarks.replay "$out" ;;
     live) echo 180 -m benchmarks.live "$out" --device cuda --dtype bfloat16 ;;
     growth) echo 240 -m benchmarks.growth "$out" ;;
+    kernels) echo 120 -m benchmarks.recorder_kernels "$out" ;;
     tests_vllm) echo 540 -m pytest -q -n 4 -rP -m gpu tests/gpu/test_vllm_*.py ;;
     costs) echo 200 -m driftscope probe --target demo --drafter eagle3.1=demo:eagle3.1 --num-prompts 4 --depth 7 \
       --costs 1,4,16,64,128,256,512 --costs-context-tokens 512,4096 --device cuda --dtype bfloat16 -o "$out/costs.drift" ;;

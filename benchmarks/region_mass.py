@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from benchmarks.timing import copy_bandwidth, summary, table, time_in_turn, write
+from benchmarks.timing import GRAPH_CALLS, captured, copy_bandwidth, per_call, summary, table, time_in_turn, write
 from probes.attention.kernel import Band
 from probes.attention.region_kernel import Paged, attend_banded, attend_paged
 from probes.attention.tiles import Blocks, choose_blocks
@@ -31,7 +31,6 @@ SCALE = HEAD_DIM**-0.5
 DTYPE = torch.bfloat16
 QUERY_BLOCK = 256
 """Of "softmax later": rows of float32 logits held together."""
-GRAPH_CALLS = 10
 DECODE_SHAPES = ((16, 4096), (8, 8192), (64, 8192), (1, 65536), (256, 4096))
 DECODE_BLOCKS = tuple(
     Blocks(16, slots, num_warps, num_stages)
@@ -84,21 +83,6 @@ def decode_calls(num_requests: int, num_slots: int) -> tuple[Callable[..., Any],
     ours = partial(attend_paged, q, k, v, paged, SCALE, bounds=bounds)
     stock = partial(scaled_dot_product_attention, q[:, :, None], k_whole, v_whole, scale=SCALE, enable_gqa=True)
     return ours, stock, 2 * k.numel() * k.element_size()
-
-
-def captured(function: Callable[[], Any]) -> Callable[[], None]:
-    """Replays a CUDA graph of GRAPH_CALLS calls: the host's work is done once, when capturing."""
-    function()  # compiles outside of the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPH_CALLS):
-            function()
-    return graph.replay
-
-
-def per_call(samples: dict[str, list[float]]) -> dict[str, list[float]]:
-    return {name: [sample / GRAPH_CALLS for sample in those] for name, those in samples.items()}
 
 
 def tune_decode() -> None:

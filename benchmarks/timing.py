@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+GRAPH_CALLS = 10
+
 
 def environment() -> dict[str, Any]:
     """The machine and the versions that a figure belongs to."""
@@ -70,6 +72,21 @@ def time_in_turn(
                 if peaks is not None and torch.cuda.is_available():
                     peaks[name] = torch.cuda.max_memory_allocated()
     return samples
+
+
+def captured(function: Callable[[], Any]) -> Callable[[], None]:
+    """Replays a CUDA graph of GRAPH_CALLS calls: the host's work is done once, when capturing."""
+    function()  # compiles outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            function()
+    return graph.replay
+
+
+def per_call(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [sample / GRAPH_CALLS for sample in those] for name, those in samples.items()}
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:

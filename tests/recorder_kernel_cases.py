@@ -129,9 +129,9 @@ def check_masses(case: MassCase, device: str, *, is_mean: bool) -> None:
     assert entropy[unrecorded].isnan().all()
 
 
-def check_norms(device: str, dtype: torch.dtype) -> None:
+def check_norms(device: str, dtype: torch.dtype, hidden: int) -> None:
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
-    states, rows = random(20, 1500).to(dtype), torch.tensor([3, 7, 9], device=device)
+    states, rows = random(20, hidden).to(dtype), torch.tensor([3, 7, 9], device=device)
     step = torch.tensor(2, device=device)
     out = torch.full((5, 4, 2), torch.nan, device=device)
     norms_triton.put_norms(states, rows, step, out[:, :, 1], 3)
@@ -142,7 +142,7 @@ def check_norms(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out[:3, 1, 1], states[rows].float().norm(dim=-1))
     assert torch.equal(out[:3, 1, 0], values[rows])
     assert int((~out.isnan()).sum()) == 9
-    branch = random(20, 1500).to(dtype)
+    branch = random(20, hidden).to(dtype)
     residual = torch.zeros(30, device=device)
     norms_triton.residual_norms(branch, states, residual)
     torch.testing.assert_close(residual[:20], (branch.float() + states.float()).norm(dim=-1))

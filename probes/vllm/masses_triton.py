@@ -7,6 +7,8 @@ float32 keys.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,15 +19,25 @@ from probes.vllm.masses import CURRENT, FIRST_TEXT_REGION, OWN, RESPONSE, SINK, 
 
 NUM_CODES = 16  # REGIONS, padded to what a matrix product wants
 PARTIAL = NUM_CODES + 2  # sums by region, then the maximum and the sum of probability * logit
-NUM_SPLITS = 16
-BLOCK = 64
-MIN_SHARE = 256  # slots of a split at least: more splits of few slots each cost more to launch and to merge
 MERGED_HEADS = 32  # at a time
 
 
-def scratch_elements(num_rows: int, num_heads: int) -> int:
-    """float32 elements of scratch for a batch of `num_rows`."""
-    return num_rows * num_heads * NUM_SPLITS * PARTIAL
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """How the slots of a row are shared out. `benchmarks/recorder_kernels.py --tune` measures others."""
+
+    num_splits: int = 16  # a power of two
+    min_share: int = 256  # slots of a split at least: more splits of few slots each cost more to launch and to merge
+    block: int = 64  # slots at a time
+    num_warps: int = 4
+
+
+TILES = Tiles()
+
+
+def make_scratch(num_rows: int, num_heads: int, device: torch.device, *, tiles: Tiles = TILES) -> Tensor:
+    """Scratch for `launch`, of a batch of at most `num_rows`."""
+    return torch.empty(num_rows * num_heads * tiles.num_splits * PARTIAL, dtype=torch.float32, device=device)
 
 
 def launch(
@@ -38,15 +50,16 @@ def launch(
     mass: Tensor,
     entropy: Tensor,
     scratch: Tensor | None,
+    tiles: Tiles = TILES,
 ) -> None:
-    """See `masses.write_masses`; `scratch` has `scratch_elements` float32 elements, of this device, at a fixed address."""
+    """See `masses.write_masses`; `scratch` comes from `make_scratch` and stays where it is."""
     assert scratch is not None
     q, keys, region = queries.q, queries.keys, boundaries.region
     rows = queries.rows if queries.rows is not None else queries.positions
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[2]
     group = num_heads // num_kv_heads
-    _partial[(queries.num_rows, num_kv_heads, NUM_SPLITS)](
+    _partial[(queries.num_rows, num_kv_heads, tiles.num_splits)](
         q,
         keys,
         queries.block_table,
@@ -73,9 +86,9 @@ def launch(
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SLOTS=keys.shape[1],
-        BLOCK=BLOCK,
-        SPLITS=NUM_SPLITS,
-        MIN_SHARE=MIN_SHARE,
+        BLOCK=tiles.block,
+        SPLITS=tiles.num_splits,
+        MIN_SHARE=tiles.min_share,
         HAS_ROWS=queries.rows is not None,
         HAS_REGION=region is not None,
         CODES=NUM_CODES,
@@ -85,6 +98,7 @@ def launch(
         RESPONSE=RESPONSE,
         UNKNOWN=UNKNOWN,
         FIRST_TEXT=FIRST_TEXT_REGION,
+        num_warps=tiles.num_warps,
     )
     _merge[(queries.num_rows,)](
         scratch,
@@ -103,9 +117,9 @@ def launch(
         queries.window or 0,
         num_heads,
         HAS_ROWS=queries.rows is not None,
-        BLOCK=BLOCK,
-        SPLITS=NUM_SPLITS,
-        MIN_SHARE=MIN_SHARE,
+        BLOCK=tiles.block,
+        SPLITS=tiles.num_splits,
+        MIN_SHARE=tiles.min_share,
         CODES=NUM_CODES,
         HEADS=min(MERGED_HEADS, triton.next_power_of_2(num_heads)),
         NUM_REGIONS=len(REGIONS),
@@ -228,8 +242,11 @@ def _partial(
         code = tl.where(at < num_sink_slots, SINK, code)
         code = tl.where(at == start, CURRENT, code)
         code = tl.where(at > start, OWN, code)
-        one_hot = (code[:, None] == codes[None, :]).to(tl.float32)
-        sums = sums * shrink[:, None] + tl.dot(weight, one_hot, input_precision="ieee")
+        # the weights, 0 to 1, as two halves of 11 bits: exact to 2e-7, and on tensor cores, which float32 would not be
+        one_hot = (code[:, None] == codes[None, :]).to(tl.float16)
+        coarse = weight.to(tl.float16)
+        fine = (weight - coarse.to(tl.float32)).to(tl.float16)
+        sums = sums * shrink[:, None] + tl.dot(fine, one_hot, tl.dot(coarse, one_hot))
         # no 0 * -inf: outside the band the weight is 0
         logit_sum = logit_sum * shrink + tl.sum(tl.where(is_seen[None, :], weight * logits, 0.0), axis=1)
         top = new_top
@@ -302,8 +319,3 @@ def _merge(
     if IS_MEAN:
         tl.store(mass_at, mean / num_heads, mask=codes < NUM_REGIONS)
         tl.store(entropy_at, mean_entropy / num_heads)
-
-
-def make_scratch(num_rows: int, num_heads: int, device: torch.device) -> Tensor:
-    """Scratch for `launch`."""
-    return torch.empty(scratch_elements(num_rows, num_heads), dtype=torch.float32, device=device)

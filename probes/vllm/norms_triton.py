@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+MOST_AT_ONCE = 4096  # numbers of a row that are read together: one after the other, each read waits for memory
+
+
+def _tile(size: int) -> dict[str, int]:
+    """For rows of `size` numbers that are summed."""
+    block = min(MOST_AT_ONCE, triton.next_power_of_2(size))
+    return {"BLOCK": block, "num_warps": max(4, block // 512)}
 
 
 def put_norms(
@@ -41,14 +47,14 @@ def put_norms(
         states.shape[1],
         HAS_ROWS=rows is not None,
         HAS_VALUES=values is not None,
-        BLOCK=BLOCK,
+        **_tile(states.shape[1]),
     )
 
 
 def residual_norms(branch: Tensor, residual: Tensor, out: Tensor) -> None:
     """out[token] = ||branch + residual||."""
     _residual_norms[(branch.shape[0],)](
-        branch, residual, out, branch.stride(0), residual.stride(0), branch.shape[1], BLOCK=BLOCK
+        branch, residual, out, branch.stride(0), residual.stride(0), branch.shape[1], **_tile(branch.shape[1])
     )
 
 
@@ -72,7 +78,7 @@ def gather_states(
         size,
         eps,
         HAS_GAINS=gains is not None,
-        BLOCK=BLOCK,
+        **_tile(size),
     )
 
 
@@ -88,7 +94,8 @@ def fusion_shares(terms: Tensor, share: Tensor, energy: Tensor) -> None:
         hidden,
         NUM_AUX=num_aux,
         NUM_AUX_PADDED=triton.next_power_of_2(num_aux),
-        BLOCK=BLOCK,
+        BLOCK=1024,
+        num_warps=8,
     )
 
 

@@ -16,8 +16,9 @@ def test_masses(case: MassCase, is_mean: bool) -> None:
     check_masses(case, "cpu", is_mean=is_mean)
 
 
-def test_norms() -> None:
-    check_norms("cpu", torch.float32)
+@pytest.mark.parametrize("hidden", [1500, 4600])
+def test_norms(hidden: int) -> None:
+    check_norms("cpu", torch.float32, hidden)
 
 
 def test_fusion_shares() -> None:

@@ -1,4 +1,4 @@
-"""What the overhead benchmark makes of its measurements: a round's cost, and no figure from an engine that recorded nothing."""
+"""What the overhead benchmark makes of its measurements; an engine that recorded nothing has no cost."""
 
 from __future__ import annotations
 
