@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.vllm_trace import start_clock, start_trace, stop_trace, take_steps
+from benchmarks.vllm_trace import start_clock, start_trace, stop_trace, take_clock
 
 DEPTH = 5
 MAX_NUM_SEQS, MAX_MODEL_LEN = 16, 8704
@@ -147,13 +147,13 @@ def work(variant: str, folder: Path) -> None:
                 for seed in range(load.concurrency)
             ]
             before = running.counters()
-            running.llm.collective_rpc(take_steps)
+            running.llm.collective_rpc(take_clock)
             if asked["has_trace"]:
                 running.llm.collective_rpc(start_trace)
             begin = time.perf_counter()
             running.llm.generate(prompts, sampling, use_tqdm=False)
             seconds = time.perf_counter() - begin
-            [steps] = running.llm.collective_rpc(take_steps)
+            [clock] = running.llm.collective_rpc(take_clock)
             [trace] = running.llm.collective_rpc(stop_trace) if asked["has_trace"] else [None]
             rounds = (running.counters().num_drafts - before.num_drafts) / load.concurrency
             running.take()
@@ -163,7 +163,7 @@ def work(variant: str, folder: Path) -> None:
                 "seconds": seconds,
                 "rounds": rounds,
                 "begin": begin,
-                "steps": steps,
+                **clock,
                 "status": status and asdict(status),
                 "dumped_elements": num_dumped,
                 "trace": trace,
@@ -270,22 +270,27 @@ class Batch:
 
     round_us: float  # from one full step to the next, the mean
     launch_us: float  # of which the engine's thread was inside of the model runner, launching
+    wait_us: float  # and of which it waited for a step's tokens: near 0 where the device waits for the host
     batch_us: float  # the batch's time over its rounds
     parts_ms: tuple[float, float, float]  # up to the first full step, to the last one, to the end
 
     @staticmethod
     def of(answer: dict, load: Load) -> Batch:
         """From what a worker answers."""
-        steps = np.array(answer["steps"])
+        steps, waits = np.array(answer["steps"]), np.array(answer["waits"]).reshape(-1, 2)
         tokens, requests, begins = steps[:, 0], steps[:, 1], steps[:, 2]
         is_full = (requests == load.concurrency) & (tokens == load.concurrency * (DEPTH + 1))
         first, last = np.flatnonzero(is_full)[[0, -1]]
         begin, end = answer["begin"], answer["begin"] + answer["seconds"]
         parts = np.diff([begin, begins[first], begins[last], end]) * 1e3
+        is_within = (begins[first] <= waits[:, 0]) & (waits[:, 0] < begins[last])
         inside = (steps[:, 3] - steps[:, 2]) + (steps[:, 5] - steps[:, 4])
         return Batch(
             round_us=float(begins[last] - begins[first]) / (last - first) * 1e6,
             launch_us=float(inside[first:last].mean()) * 1e6,
+            wait_us=float(waits[(begins[first] <= waits[:, 0]) & (waits[:, 0] < begins[last]), 1].sum())
+            / (last - first)
+            * 1e6,
             batch_us=answer["seconds"] / answer["rounds"] * 1e6,
             parts_ms=(float(parts[0]), float(parts[1]), float(parts[2])),
         )
@@ -314,6 +319,8 @@ def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> di
         "num_pairs": num_pairs,
         "round": _cost([[b.round_us for b in pair] for pair in pairs]),
         "batch": _cost([[b.batch_us for b in pair] for pair in pairs]),
+        "launch_us": [float(np.median([pair[side].launch_us for pair in pairs])) for side in (0, 1)],
+        "wait_us": [float(np.median([pair[side].wait_us for pair in pairs])) for side in (0, 1)],
     }
     print(json.dumps(result), flush=True)
     return result | {"recorder": status, "pairs": [[asdict(b) for b in pair] for pair in pairs]}

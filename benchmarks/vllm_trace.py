@@ -9,6 +9,7 @@ import json
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,37 +42,58 @@ def stop_trace(worker: Any) -> dict[str, Any]:
         return summarise(json.loads(path.read_text())["traceEvents"])
 
 
+@dataclass
+class _Clock:
+    """Where the engine's thread was, in seconds of `time.perf_counter`."""
+
+    steps: list[tuple[float, ...]] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)  # when a step's tokens were asked for, and how long
+
+
 def start_clock(worker: Any) -> None:
-    """From now on, notes when the engine's thread was where in each step: `take_steps`."""
+    """From now on, notes when the engine's thread was where: `take_clock`."""
     runner = worker.model_runner
+    clock = worker.benchmark_clock = _Clock()
     execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
-    steps: list[tuple[float, ...]] = []
-    worker.benchmark_steps = steps
 
     def timed_execute(output: Any, *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
         result = execute_model(output, *args, **kwargs)
         if output.total_num_scheduled_tokens:
-            steps.append(
-                (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens), begin, time.perf_counter())
-            )
+            step = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens), begin, time.perf_counter())
+            clock.steps.append(step)
         return result
 
     def timed_sample(*args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
         result = sample_tokens(*args, **kwargs)
-        if steps and len(steps[-1]) == 4:  # a step without tokens samples too
-            steps[-1] += (begin, time.perf_counter())
+        if clock.steps and len(clock.steps[-1]) == 4:  # a step without tokens samples too
+            clock.steps[-1] += (begin, time.perf_counter())
+        get_output = getattr(result, "get_output", None)
+        if get_output is None:
+            return result
+
+        def timed_output() -> Any:
+            asked = time.perf_counter()
+            result.copy_event.synchronize()
+            clock.waits.append((asked, time.perf_counter() - asked))
+            return get_output()
+
+        result.get_output = timed_output
         return result
 
     runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
 
-def take_steps(worker: Any) -> list[tuple[float, ...]]:
-    """Since the last call: tokens, requests, seconds at the begin and end of `execute_model`, and of `sample_tokens`."""
-    steps = list(worker.benchmark_steps)
-    worker.benchmark_steps.clear()
-    return steps
+def take_clock(worker: Any) -> dict[str, list]:
+    """Since the last call. Of each step: tokens, requests, seconds at the begin and end of `execute_model`, and of
+    `sample_tokens`. Of each wait for a step's tokens: when it began, how long it was.
+    """
+    clock = worker.benchmark_clock
+    taken = {"steps": list(clock.steps), "waits": list(clock.waits)}
+    clock.steps.clear()
+    clock.waits.clear()
+    return taken
 
 
 def summarise(events: list[dict[str, Any]]) -> dict[str, Any]:

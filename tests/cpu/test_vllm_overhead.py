@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.vllm_overhead import DEPTH, GOALS, LOADS, Batch, Load, compare, comparisons, median_interval, table
-from benchmarks.vllm_trace import start_clock, summarise, take_steps
+from benchmarks.vllm_trace import start_clock, summarise, take_clock
 
 LOAD = Load(concurrency=2, prompt_tokens=8, max_tokens=8)
 RECORDED = {"failure": None, "num_written": 3}
@@ -26,7 +26,9 @@ def answer(step_seconds: float, status: dict[str, Any] | None = None) -> dict[st
         (*shape, b, b + 0.1 * step_seconds, b + 0.1 * step_seconds, b + 0.3 * step_seconds)
         for shape, b in zip(shapes, begins, strict=True)
     ]
-    return {"seconds": 1 + len(shapes) * step_seconds, "begin": 9.0, "rounds": 5.0, "steps": steps, "status": status}
+    waits = [(b + 0.5 * step_seconds, 0.4 * step_seconds) for b in begins]
+    seconds = 1 + len(shapes) * step_seconds
+    return {"seconds": seconds, "begin": 9.0, "rounds": 5.0, "steps": steps, "waits": waits, "status": status}
 
 
 class Worker:
@@ -48,6 +50,7 @@ def test_a_batch_is_told_apart_from_its_rounds() -> None:
     found = Batch.of(answer(0.5), LOAD)
     assert found.round_us == pytest.approx(500_000)
     assert found.launch_us == pytest.approx(150_000)
+    assert found.wait_us == pytest.approx(200_000)
     assert found.batch_us == pytest.approx(900_000)
     assert found.parts_ms == pytest.approx((2000, 1500, 1000))
 
@@ -67,18 +70,28 @@ def test_an_engine_that_recorded_nothing_has_no_cost(status: dict[str, Any]) -> 
         compared(status)
 
 
+class _Output:
+    """As vLLM's AsyncOutput."""
+
+    copy_event = SimpleNamespace(synchronize=lambda: None)
+
+    def get_output(self) -> str:
+        return "tokens"
+
+
 def test_steps_without_tokens_are_no_steps() -> None:
-    runner = SimpleNamespace(execute_model=lambda output: output, sample_tokens=lambda: "tokens")
+    runner = SimpleNamespace(execute_model=lambda output: output, sample_tokens=_Output)
     worker = SimpleNamespace(model_runner=runner)
     start_clock(worker)
     for tokens in (3, 0, 6):
         scheduled = {"a": tokens} if tokens else {}
         runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=scheduled))
-        assert runner.sample_tokens() == "tokens"
-    steps = take_steps(worker)
-    assert [step[:2] for step in steps] == [(3, 1), (6, 1)]
-    assert all(sorted(step[2:]) == list(step[2:]) and len(step) == 6 for step in steps)
-    assert take_steps(worker) == []
+        assert runner.sample_tokens().get_output() == "tokens"
+    taken = take_clock(worker)
+    assert [step[:2] for step in taken["steps"]] == [(3, 1), (6, 1)]
+    assert all(sorted(step[2:]) == list(step[2:]) and len(step) == 6 for step in taken["steps"])
+    assert len(taken["waits"]) == 3
+    assert take_clock(worker) == {"steps": [], "waits": []}
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
