@@ -288,9 +288,7 @@ class Batch:
         return Batch(
             round_us=float(begins[last] - begins[first]) / (last - first) * 1e6,
             launch_us=float(inside[first:last].mean()) * 1e6,
-            wait_us=float(waits[(begins[first] <= waits[:, 0]) & (waits[:, 0] < begins[last]), 1].sum())
-            / (last - first)
-            * 1e6,
+            wait_us=float(waits[is_within, 1].sum()) / (last - first) * 1e6,
             batch_us=answer["seconds"] / answer["rounds"] * 1e6,
             parts_ms=(float(parts[0]), float(parts[1]), float(parts[2])),
         )
