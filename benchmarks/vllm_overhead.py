@@ -1,15 +1,16 @@
 """What recording costs inside vLLM: an 8B-shaped target with dummy weights, stock and recorded engines in turn.
 
-python -m benchmarks.vllm_overhead OUT [--variants again,counts,default,heads,eager,dump] [--pairs 20] [--trace]
+python -m benchmarks.vllm_overhead OUT [--variants stock,default,default,counts,heads,eager,dump] [--pairs 20] [--trace]
 
-One engine for each variant on the same GPU, so that all stay warm, each in a process of its own beside the one that gives
-it requests, as `vllm serve` has it; a pair is one batch of stock and one of the variant, in alternating order. Drafts are
-accepted by chance (`rejection_sample_method="synthetic"`), by the same in every batch: each request has its seed.
+One stock engine and one for each variant on the same GPU, so that all stay warm, each in a process of its own beside the
+one that gives it requests, as `vllm serve` has it. They answer the same batch in turn, in alternating order; a variant's
+time and the stock engines' of the same turn are a pair. A variant that is named twice has two engines, `stock` a second
+one: what two engines of the same differ by. Drafts are accepted by chance (`rejection_sample_method="synthetic"`), by the
+same in every batch: each request has its seed.
 Two costs: of a round, the time from step to step while all requests draft; and of the whole batch over its rounds, from the
 requests' arrival to the last answer, which differs by chance from batch to batch (how they arrive at the engine).
-Baselines: `again` is a second stock engine, what two engines of the same differ by; `eager` is stock without graphs and
-compilation; `dump` copies the drafter's queries and keys to the host at every step (in eager mode, as tools do that look
-into vLLM) and leaves the softmax for later.
+Baselines: `eager` is stock without graphs and compilation; `dump` copies the drafter's queries and keys to the host at
+every step (in eager mode, as tools do that look into vLLM) and leaves the softmax for later.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ LOADS = (
     Load(concurrency=1, prompt_tokens=8192, max_tokens=256),
 )
 GOALS = {("default", LOADS[0]): 2.0, ("default", LOADS[1]): 2.0, ("heads", LOADS[2]): 10.0}
-"""What a level's round may cost at most, %: the upper end of the interval. Measured first."""
+"""What a level's round may cost at most, %: the upper end of the interval."""
 
 
 def write_models(folder: Path) -> tuple[str, str]:
@@ -212,27 +213,28 @@ def take_dumped(worker: Any) -> int:
 
 
 class Worker:
-    def __init__(self, variant: str, folder: Path, log: Path) -> None:
-        self.variant = variant
+    def __init__(self, name: str, folder: Path) -> None:
+        """`name`: the variant, and a number where it has several engines."""
+        self.name, self.variant = name, name.split()[0]
         self._begin = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.vllm_overhead", str(folder), "--worker", variant],
+            [sys.executable, "-m", "benchmarks.vllm_overhead", str(folder), "--worker", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log.open("w"),
+            stderr=(folder / f"{name}.log").open("w"),
             text=True,
         )
         self.settings: dict = {}
 
     def wait_until_ready(self) -> None:
         self.settings = self._answer()
-        print(f"{self.variant}: ready after {time.monotonic() - self._begin:.0f} s", flush=True)
+        print(f"{self.name}: ready after {time.monotonic() - self._begin:.0f} s", flush=True)
 
     def _answer(self) -> dict:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the engine {self.variant} ended; see its log")
+            raise RuntimeError(f"the engine {self.name} ended; see its log")
         return json.loads(line)
 
     def measure(self, load: Load, *, has_trace: bool = False) -> dict:
@@ -251,16 +253,17 @@ class Worker:
 
 
 @contextmanager
-def workers(variants: Sequence[str], folder: Path) -> Iterator[dict[str, Worker]]:
-    started: dict[str, Worker] = {}
+def workers(variants: Sequence[str], folder: Path) -> Iterator[list[Worker]]:
+    started: list[Worker] = []
     try:
-        for variant in variants:
-            started[variant] = Worker(variant, folder, folder / f"{variant}.log")
-        for worker in started.values():
+        for index, variant in enumerate(variants):
+            number = variants[: index + 1].count(variant)
+            started.append(Worker(variant if number == 1 else f"{variant} {number}", folder))
+        for worker in started:
             worker.wait_until_ready()
         yield started
     finally:
-        for worker in started.values():
+        for worker in started:
             worker.close()
 
 
@@ -294,73 +297,86 @@ class Batch:
         )
 
 
-def compare(stock: Worker, variant: Worker, load: Load, *, num_pairs: int) -> dict:
-    """Costs in %: the median of the pairs' ratios, with an interval that assumes no distribution, as one batch in many
-    takes a third longer for reasons of the machine's.
+def compare(engines: Sequence[Worker], load: Load, *, num_pairs: int) -> list[dict]:
+    """Costs in % of every engine but the first, which is stock: the median of the pairs' ratios, with an interval that
+    assumes no distribution, as one batch in many takes a third longer for reasons of the machine's. A pair's first is the
+    mean of all stock engines of that turn, for a second stock engine the first one's.
     """
-    for worker in (stock, variant):
-        worker.measure(load)  # fills the prefix cache
-    pairs: list[list[Batch]] = []
-    status = None
-    for pair in range(num_pairs):
-        batches: list[Batch | None] = [None, None]
-        for side in (0, 1) if pair % 2 == 0 else (1, 0):
-            answer = (stock, variant)[side].measure(load)
-            batches[side] = Batch.of(answer, load)
-            status = answer["status"] or status
-        pairs.append([b for b in batches if b is not None])
-    if status is not None and (status["failure"] or not status["num_written"]):
-        raise RuntimeError(f"{variant.variant} did not record what it was timed with: {status}")
-    result = {
-        "variant": variant.variant,
-        "load": asdict(load),
-        "num_pairs": num_pairs,
-        "round": _cost([[b.round_us for b in pair] for pair in pairs]),
-        "batch": _cost([[b.batch_us for b in pair] for pair in pairs]),
-        "launch_us": [float(np.median([pair[side].launch_us for pair in pairs])) for side in (0, 1)],
-        "wait_us": [float(np.median([pair[side].wait_us for pair in pairs])) for side in (0, 1)],
-    }
-    print(json.dumps(result), flush=True)
-    return result | {"recorder": status, "pairs": [[asdict(b) for b in pair] for pair in pairs]}
+    for engine in engines:
+        engine.measure(load)  # fills the prefix cache
+    batches: dict[str, list[Batch]] = {engine.name: [] for engine in engines}
+    status: dict[str, dict] = {}
+    for turn in range(num_pairs):
+        for engine in engines if turn % 2 == 0 else reversed(engines):
+            answer = engine.measure(load)
+            batches[engine.name].append(Batch.of(answer, load))
+            if answer["status"]:
+                status[engine.name] = answer["status"]
+    for name, of in status.items():
+        if of["failure"] or not of["num_written"]:
+            raise RuntimeError(f"{name} did not record what it was timed with: {of}")
+    first, *others = engines
+    every_stock = [engine.name for engine in engines if engine.variant == first.variant]
+    results = []
+    for engine in others:
+        stocks = [first.name] if engine.variant == first.variant else every_stock
+        result = {
+            "variant": engine.name,
+            "load": asdict(load),
+            "num_pairs": num_pairs,
+            **{of: _cost(batches, stocks, engine.name, of) for of in ("round_us", "batch_us")},
+            **{of: _median(batches[engine.name], of) for of in ("launch_us", "wait_us")},
+        }
+        print(json.dumps(result), flush=True)
+        results.append(result | {"recorder": status.get(engine.name)})
+    results[0]["batches"] = {name: [asdict(b) for b in those] for name, those in batches.items()}
+    return results
 
 
-def _cost(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Of (stock, variant), in microseconds."""
-    times = np.array(pairs)
-    cost = (times[:, 1] / times[:, 0] - 1) * 100
-    stock, variant = np.median(times, axis=0)
+def _cost(batches: dict[str, list[Batch]], stocks: Sequence[str], name: str, of: str) -> dict[str, Any]:
+    stock = np.mean([[getattr(b, of) for b in batches[s]] for s in stocks], axis=0)
+    variant = np.array([getattr(b, of) for b in batches[name]])
+    percent = (variant / stock - 1) * 100
     return {
-        "stock_us": float(stock),
-        "variant_us": float(variant),
-        "percent": float(np.median(cost)),
-        "interval_percent": median_interval(cost),
+        "stock": float(np.median(stock)),
+        "variant": float(np.median(variant)),
+        "percent": float(np.median(percent)),
+        "interval_percent": median_interval(percent),
     }
 
 
-def traces(started: dict[str, Worker]) -> list[dict]:
+def _median(batches: Sequence[Batch], of: str) -> float:
+    return float(np.median([getattr(b, of) for b in batches]))
+
+
+def traces(started: Sequence[Worker]) -> list[dict]:
     """Of one batch, per round in microseconds."""
     found = []
     for load in LOADS:
-        for name, worker in started.items():
-            if name in SLOW:
+        for worker in started:
+            if worker.variant in SLOW:
                 continue
+            worker.measure(load)  # fills the prefix cache
             answer = worker.measure(load, has_trace=True)
-            of = answer["trace"]
+            of, rounds = answer["trace"], answer["rounds"]
             print(
-                f"{name}, {load}: a round of {answer['seconds'] / answer['rounds'] * 1e6:.0f} us, the device busy for "
-                f"{of['busy_us'] / answer['rounds']:.0f}, {of['num_kernels'] / answer['rounds']:.0f} kernels of "
-                f"{of['kernels_us'] / answer['rounds']:.0f}, the recorder's "
-                f"{ {n: round(us / answer['rounds'], 1) for n, us in of['recorder_us'].items()} }",
+                f"{worker.name}, {load}: a round of {answer['seconds'] / rounds * 1e6:.0f} us, the device busy for "
+                f"{of['busy_us'] / rounds:.0f}, {of['num_kernels'] / rounds:.0f} kernels of "
+                f"{of['kernels_us'] / rounds:.0f}, the recorder's "
+                f"{ {n: round(us / rounds, 1) for n, us in of['recorder_us'].items()} }",
                 flush=True,
             )
-            found.append({"variant": name, "load": asdict(load)} | answer)
+            found.append({"variant": worker.name, "load": asdict(load)} | answer)
     return found
 
 
-def comparisons(variants: Sequence[str]) -> list[tuple[str, Load]]:
-    """What is measured, in order."""
-    every = [(name, load) for load in LOADS for name in variants if name != "stock"]
-    return sorted((c for c in every if c[0] not in SLOW or c[1].prompt_tokens <= 512), key=lambda c: c not in GOALS)
+def comparisons(engines: Sequence[Worker], num_pairs: int) -> list[tuple[list[Worker], Load, int]]:
+    """What is measured, in order: who, with what, in how many pairs."""
+    fast = [engine for engine in engines if engine.variant not in SLOW]
+    slow = [engine for engine in engines if engine.variant in SLOW]
+    found = [(fast, load, num_pairs) for load in LOADS]
+    found += [([engines[0], *slow], load, max(6, num_pairs // 4)) for load in LOADS if load.prompt_tokens <= 512]
+    return [(who, load, n) for who, load, n in found if len(who) > 1]
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float]:
@@ -377,12 +393,14 @@ def table(results: Sequence[dict]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for r in results:
-        goal = GOALS.get((r["variant"], Load(**r["load"])))
-        high = r["round"]["interval_percent"][1]
-        verdict = "" if goal is None else f"<= {goal:.0f}: {'met' if high <= goal else 'not met'}"
+        goal = GOALS.get((r["variant"].split()[0], Load(**r["load"])))
+        a_round = r["round_us"]
+        verdict = (
+            "" if goal is None else f"<= {goal:.0f}: {'met' if a_round['interval_percent'][1] <= goal else 'not met'}"
+        )
         lines.append(
-            f"| {r['variant']} | {Load(**r['load'])} | {r['round']['stock_us']:.0f} | {r['round']['variant_us']:.0f} "
-            f"| {_percent(r['round'])} | {_percent(r['batch'])} | {verdict} |"
+            f"| {r['variant']} | {Load(**r['load'])} | {a_round['stock']:.0f} | {a_round['variant']:.0f} "
+            f"| {_percent(a_round)} | {_percent(r['batch_us'])} | {verdict} |"
         )
     return "\n".join(lines)
 
@@ -407,7 +425,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker, options.out / "models" / options.worker)
+        work(options.worker.split()[0], options.out / "models" / options.worker)
         return
     import torch
 
@@ -417,14 +435,13 @@ def main() -> None:
     with workers(["stock", *options.variants.split(",")], options.out) as started:
         while options.wait_for is not None and not options.wait_for.exists():
             time.sleep(0.5)
-        for name, load in comparisons(list(started)):
+        for engines, load, num_pairs in comparisons(started, options.pairs):
             if options.concurrency not in (None, load.concurrency):
                 continue
             if time.monotonic() - begin > options.seconds:
                 break
-            pairs = max(6, options.pairs // 4) if name in SLOW else options.pairs
-            results.append(compare(started["stock"], started[name], load, num_pairs=pairs))
-            settings = {n: w.settings for n, w in started.items()}
+            results += compare(engines, load, num_pairs=num_pairs)
+            settings = {worker.name: worker.settings for worker in started}
             report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "settings": settings}
             (options.out / "results.json").write_text(json.dumps(report | {"results": results}, indent=1))
             (options.out / "table.md").write_text(table(results) + "\n")

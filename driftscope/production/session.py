@@ -31,7 +31,8 @@ MAX_WAITING = 256  # finished requests that wait for the thread; more are droppe
 
 @dataclass(kw_only=True)
 class Session:
-    """`status` is of the recorder: an object with `failure`, `num_failures`, `num_dropped_steps`, `num_lost`."""
+    """`status` is of the recorder: an object with `failure`, `num_failures`, `num_dropped_steps`, `num_lost`,
+    `contradiction`."""
 
     config: ProductionConfig
     sampler: Sampler
@@ -181,9 +182,13 @@ class Session:
             "requests have no masses: the heads of another worker did not come": self.num_headless,
             "requests were not written: the writing thread was behind": self.num_dropped,
             "steps were not recorded: the recorder was behind": status.num_dropped_steps,
-            "requests were not written: one of their steps was not recorded": status.num_lost,
+            "requests were not written: one of their steps was not recorded, or the engine dropped its tokens": (
+                status.num_lost
+            ),
         }
         said += [f"{count} {text}" for text, count in counts.items() if count]
+        if status.contradiction is not None:
+            said.append(f"the first that contradicts itself: {status.contradiction}")
         if status.failure is not None:
             said.append(
                 f"THE RECORDER FAILED ({status.num_failures} times) and is off; requests were answered: {status.failure}"

@@ -211,10 +211,10 @@ class _Work:
         is_stored = self._store(record, cell)
         if text.rounds is None:
             raise SelfCheckError(
-                "the recorder saw nothing of this request",
+                "the recorder has nothing of this request",
                 code="not_recorded",
                 where=f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}",
-                remedy="see the recorder's failure in the log; run with --engine live to do without vLLM",
+                remedy="see what the recorder says in the log; run with --engine live to do without vLLM",
             )
         if record.num_response_tokens < 2:
             self.check.num_too_short += 1

@@ -23,7 +23,7 @@ import torch
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.vllm.masses import NO_SLOT, Boundaries
-from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
+from probes.vllm.requests import ContradictionError, NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
 from probes.vllm.transport import SERIAL_MASK, Clock, Transport
 
@@ -64,9 +64,10 @@ class RecorderStatus:
     num_written: int
     num_steps: int
     num_dropped_steps: int  # the thread was behind
-    num_lost: int  # requests that a dropped step belonged to: not written
+    num_lost: int  # requests that a dropped step belonged to, or whose record contradicts itself: not written
     num_failures: int
     failure: str | None  # the first
+    contradiction: str | None = None  # why a request's record contradicts itself: the first such request's
     unmeasured: Mapping[str, str] = field(default_factory=dict)  # column -> why it is null here
 
 
@@ -102,6 +103,7 @@ class Recorder:
         self.unmeasured: dict[str, str] = {}
         self.num_requests = self.num_written = self.num_lost = self.num_steps = self.num_failures = 0
         self.failure: str | None = None
+        self.contradiction: str | None = None
         self.is_ready = False
         self._open: dict[str, OpenRequest] = {}  # the thread's
         self._recorded: dict[str, tuple[NewRequest, Sampled]] = {}  # the engine's thread's
@@ -301,11 +303,21 @@ class Recorder:
 
     def _close(self, request_id: str, end: str) -> None:
         request = self._open.pop(request_id, None)
-        if request is not None and request.has_gap:
+        if request is None:
+            return
+        if request.has_gap:
             self.num_lost += 1
-        elif request is not None:
-            self.config.write(request.close(end, self.unmeasured))
-            self.num_written += 1
+            return
+        try:
+            rounds = request.close(end, self.unmeasured)
+        except ContradictionError as error:  # this request's alone
+            self.num_lost += 1
+            if self.contradiction is None:
+                self.contradiction = str(error)
+                logger.warning("driftscope does not record a request (more are counted only): %s", error)
+            return
+        self.config.write(rounds)
+        self.num_written += 1
 
 
 @dataclass
@@ -337,6 +349,7 @@ class Recording:
             num_lost=recorder.num_lost,
             num_failures=recorder.num_failures,
             failure=recorder.failure,
+            contradiction=recorder.contradiction,
             unmeasured=dict(recorder.unmeasured),
         )
 

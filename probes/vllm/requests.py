@@ -14,6 +14,12 @@ import numpy as np
 from probes.vllm.rows import RowLayout
 
 
+class ContradictionError(ValueError):
+    """What was recorded of a request contradicts itself, e.g. because the engine dropped the tokens of a step: vLLM's
+    `reset_prefix_cache(reset_running_requests=True)` does.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewRequest:
     """A request as the engine's worker sees it: token ids and sampling parameters, never messages."""
@@ -90,7 +96,7 @@ class OpenRequest:
         self.num_steps += 1
 
     def close(self, end: str, unmeasured: Mapping[str, str]) -> RequestRounds:
-        """Raises ValueError when the engine's positions do not follow from what it emitted."""
+        """Raises ContradictionError when the engine's positions do not follow from what it emitted."""
         layout, steps = self.layout, self._steps[: self.num_steps]
         steps = steps[steps["row"]["num_sampled"] > 0]  # the others are chunks of the prompt
         rows, given, laps = steps["row"], steps["num_drafts"], steps["laps_us"]
@@ -102,7 +108,7 @@ class OpenRequest:
         wrong = opened[start[opened] != num_tokens[opened] - 2]
         if len(wrong):
             first = wrong[0]
-            raise ValueError(
+            raise ContradictionError(
                 f"request {self.request.request_id}: the engine drafts from slot {start[first]}, "
                 f"after {num_tokens[first]} tokens it should be {num_tokens[first] - 2}"
             )

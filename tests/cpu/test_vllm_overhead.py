@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,16 +35,16 @@ def answer(step_seconds: float, status: dict[str, Any] | None = None) -> dict[st
 class Worker:
     """Its n-th measurement has steps of n-th `seconds`."""
 
-    def __init__(self, variant: str, seconds: list[float], status: dict[str, Any] | None) -> None:
-        self.variant, self._seconds, self._status = variant, [1.0, *seconds], status  # the first fills the prefix cache
+    def __init__(self, name: str, seconds: list[float], status: dict[str, Any] | None = None) -> None:
+        self.name, self.variant = name, name.split()[0]
+        self._seconds, self._status = [1.0, *seconds], status  # the first fills the prefix cache
 
     def measure(self, load: Load) -> dict[str, Any]:
         return answer(self._seconds.pop(0), self._status)
 
 
-def compared(status: dict[str, Any] | None) -> dict[str, Any]:
-    stock, variant = Worker("stock", [2.0, 4.0], None), Worker("default", [2.2, 4.2], status)
-    return compare(stock, variant, LOAD, num_pairs=2)  # type: ignore[arg-type]
+def compared(*workers: Worker) -> list[dict[str, Any]]:
+    return compare(workers, LOAD, num_pairs=2)  # type: ignore[arg-type]
 
 
 def test_a_batch_is_told_apart_from_its_rounds() -> None:
@@ -56,18 +57,34 @@ def test_a_batch_is_told_apart_from_its_rounds() -> None:
 
 
 def test_cost_is_the_median_of_the_pairs_ratios() -> None:
-    found = compared(RECORDED)
-    assert found["round"]["percent"] == pytest.approx(7.5)
-    assert found["round"]["stock_us"] == pytest.approx(3e6)
-    assert found["batch"]["percent"] == pytest.approx((1.4 / 15 + 1.4 / 29) / 2 * 100)
+    [found] = compared(Worker("stock", [2.0, 4.0]), Worker("default", [2.2, 4.2], RECORDED))
+    assert found["round_us"]["percent"] == pytest.approx(7.5)
+    assert found["round_us"]["stock"] == pytest.approx(3e6)
+    assert found["batch_us"]["percent"] == pytest.approx((1.4 / 15 + 1.4 / 29) / 2 * 100)
+    assert found["wait_us"] == pytest.approx(0.4 * 3.2e6)
     assert found["recorder"] == RECORDED
     assert "+7.50 (+5.00 .. +10.00, not resolved) | +7.08" in table([found])
+
+
+def test_several_engines_of_a_variant() -> None:
+    """A second stock engine is compared with the first, a level's with both."""
+    found = compared(
+        Worker("stock", [2.0, 4.0]),
+        Worker("stock 2", [2.2, 4.4]),
+        Worker("default", [2.1, 4.2], RECORDED),
+        Worker("default 2", [4.2, 8.4], RECORDED),
+    )
+    costs = {row["variant"]: row["round_us"]["percent"] for row in found}
+    assert costs == pytest.approx({"stock 2": 10.0, "default": 0.0, "default 2": 100.0}, abs=1e-9)
+    load = next(load for level, load in GOALS if level == "default")
+    rows = table([row | {"load": asdict(load)} for row in found]).splitlines()[2:]
+    assert ["goal" if "<= 2" in row else "" for row in rows] == ["", "goal", "goal"]
 
 
 @pytest.mark.parametrize("status", [RECORDED | {"failure": "lost"}, RECORDED | {"num_written": 0}])
 def test_an_engine_that_recorded_nothing_has_no_cost(status: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="default did not record"):
-        compared(status)
+        compared(Worker("stock", [2.0, 4.0]), Worker("default", [2.2, 4.2], status))
 
 
 class _Output:
@@ -103,11 +120,12 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
     assert median_interval(np.arange(20.0)) == (5.0, 14.0)
 
 
-def test_what_has_a_goal_is_measured_first_and_slow_variants_on_short_prompts_alone() -> None:
-    found = comparisons(["stock", "counts", "default", "heads", "dump"])
-    assert set(found[: len(GOALS)]) == set(GOALS)
-    assert len(found) == 3 * 3 + 2
-    assert ("dump", LOADS[2]) not in found
+def test_slow_variants_are_measured_last_and_on_short_prompts_alone() -> None:
+    engines = [Worker(name, []) for name in ("stock", "dump", "default", "default 2")]
+    found = [([e.name for e in who], load, n) for who, load, n in comparisons(engines, 24)]  # type: ignore[arg-type]
+    fast, slow = ["stock", "default", "default 2"], ["stock", "dump"]
+    assert found == [*((fast, load, 24) for load in LOADS), *((slow, load, 6) for load in LOADS[:2])]
+    assert [who for who, _, _ in comparisons(engines[:2], 24)] == [engines[:2]] * 2  # type: ignore[arg-type]
 
 
 def test_time_on_the_device_counts_overlapping_kernels_once() -> None:

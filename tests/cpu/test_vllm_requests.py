@@ -190,32 +190,41 @@ def test_masses_over_paged_keys_are_plain_softmax() -> None:
         assert float(entropy[0, 2, 0, head]) == pytest.approx(float(torch.special.entr(p).sum()), abs=1e-5)
 
 
-def test_a_dropped_step_loses_its_requests_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[RequestRounds] = []
+def recorder_of(written: list[RequestRounds]) -> Recorder:
     recorder = Recorder(RecorderConfig(level="counts", write=written.append))
     recorder.prepare(LAYOUT, num_rows=2, max_model_len=64, device=torch.device("cpu"))
+    return recorder
 
-    def engine_step(request: str, emitted: list[int], start: int) -> None:
-        recorder.begin_step([request], {})
-        recorder.transport.begin()
-        recorder.before_writes([request])
-        recorder.rows["num_sampled"][0] = len(emitted)
-        recorder.rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
-        recorder.rows["start"][0] = start
-        recorder.keep_rows()
-        recorder.send_step()
 
+def engine_step(recorder: Recorder, request: str, emitted: list[int], start: int) -> None:
+    recorder.begin_step([request], {})
+    recorder.transport.begin()
+    recorder.before_writes([request])
+    recorder.rows["num_sampled"][0] = len(emitted)
+    recorder.rows["emitted"][0, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
+    recorder.rows["start"][0] = start
+    recorder.keep_rows()
+    recorder.send_step()
+
+
+def arrive(recorder: Recorder, request: str) -> None:
+    new = NewRequest(request_id=request, prompt_token_ids=PROMPT, extra_args={}, temperature=0.0)
+    recorder.requests_changed([new], [], [])
+
+
+def test_a_dropped_step_loses_its_requests_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[RequestRounds] = []
+    recorder = recorder_of(written)
     for request, is_dropped in (("a", True), ("b", False)):
-        new = NewRequest(request_id=request, prompt_token_ids=PROMPT, extra_args={}, temperature=0.0)
-        recorder.requests_changed([new], [], [])
-        engine_step(request, [20], start=3)
+        arrive(recorder, request)
+        engine_step(recorder, request, [20], start=3)
         recorder.transport.flush()
         with monkeypatch.context() as patch:
             if is_dropped:  # as for a step that was overwritten before it was copied
                 patch.setattr(recorder.transport, "_copies", lambda steps: [None] * len(steps))
-            engine_step(request, [21, 22], start=5)
+            engine_step(recorder, request, [21, 22], start=5)
             recorder.transport.flush()
-        engine_step(request, [23], start=6)
+        engine_step(recorder, request, [23], start=6)
         recorder.requests_changed([], [request], [])
     recorder.transport.flush()
     assert recorder.failure is None
@@ -223,4 +232,22 @@ def test_a_dropped_step_loses_its_requests_and_nothing_else(monkeypatch: pytest.
     [rounds] = written
     assert rounds.request.request_id == "b"
     assert rounds.rows["start"].tolist() == [3, 5, 6]
+    recorder.transport.stop()
+
+
+def test_a_request_whose_record_contradicts_itself_loses_no_other() -> None:
+    """Its second step's tokens were dropped by the engine."""
+    written: list[RequestRounds] = []
+    recorder = recorder_of(written)
+    for request, after_third in (("a", 4), ("b", 6), ("c", 9)):
+        arrive(recorder, request)
+        engine_step(recorder, request, [20], start=3)
+        engine_step(recorder, request, [21, 22], start=5)
+        engine_step(recorder, request, [23], start=after_third)
+        recorder.requests_changed([], [request], [])
+    recorder.transport.flush()
+    assert recorder.failure is None
+    assert (recorder.num_requests, recorder.num_written, recorder.num_lost) == (3, 1, 2)
+    assert recorder.contradiction == "request a: the engine drafts from slot 4, after 8 tokens it should be 6"
+    assert [rounds.request.request_id for rounds in written] == ["b"]
     recorder.transport.stop()
