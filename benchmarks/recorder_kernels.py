@@ -21,6 +21,7 @@ from probes.record import REGIONS
 from probes.vllm import norms_triton, ring_triton
 from probes.vllm.masses import Boundaries, Queries
 from probes.vllm.masses_triton import TILES, Tiles, launch, make_scratch
+from probes.vllm.transport import SERIAL_MASK
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SLOTS = 32, 8, 128, 16
 HIDDEN, NUM_AUX, DEPTH = 4096, 3, 5
@@ -104,7 +105,7 @@ def others(num_rows: int) -> dict[str, Callable[[], None]]:
         "fc by layer (library)": multiply,
         "fusion_shares": partial(norms_triton.fusion_shares, terms, share, energy),
         "begin_round": partial(
-            ring_triton.begin_round, rows, rows, count, words[:, 0], words[:, 1], num_rows, 0x7FFFFFFF
+            ring_triton.begin_round, rows, rows, count, words[:, 0], words[:, 1], num_rows, SERIAL_MASK
         ),
         "keep_rows": partial(
             ring_triton.keep_rows, words, ring, count, step, drafts, num_rows, last=DEPTH - 1, first_draft=8

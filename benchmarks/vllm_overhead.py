@@ -148,7 +148,6 @@ def work(variant: str, folder: Path) -> None:
                 for seed in range(load.concurrency)
             ]
             before = running.counters()
-            running.llm.collective_rpc(take_clock)
             if asked["has_trace"]:
                 running.llm.collective_rpc(start_trace)
             begin = time.perf_counter()
@@ -328,8 +327,8 @@ def compare(engines: Sequence[Worker], load: Load, *, num_pairs: int) -> list[di
             **{of: _median(batches[engine.name], of) for of in ("launch_us", "wait_us")},
         }
         print(json.dumps(result), flush=True)
-        results.append(result | {"recorder": status.get(engine.name)})
-    results[0]["batches"] = {name: [asdict(b) for b in those] for name, those in batches.items()}
+        compared = {name: [asdict(b) for b in batches[name]] for name in (*stocks, engine.name)}
+        results.append(result | {"recorder": status.get(engine.name), "batches": compared})
     return results
 
 

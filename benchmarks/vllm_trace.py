@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from probes.vllm.hooks import wrap
+
 OF_RECORDER = (
     "_partial",
     "_merge",
@@ -52,37 +54,42 @@ class _Clock:
 
 def start_clock(worker: Any) -> None:
     """From now on, notes when the engine's thread was where: `take_clock`."""
-    runner = worker.model_runner
     clock = worker.benchmark_clock = _Clock()
-    execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
 
-    def timed_execute(output: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        result = execute_model(output, *args, **kwargs)
-        if output.total_num_scheduled_tokens:
-            step = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens), begin, time.perf_counter())
-            clock.steps.append(step)
-        return result
-
-    def timed_sample(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        result = sample_tokens(*args, **kwargs)
-        if clock.steps and len(clock.steps[-1]) == 4:  # a step without tokens samples too
-            clock.steps[-1] += (begin, time.perf_counter())
-        get_output = getattr(result, "get_output", None)
-        if get_output is None:
+    def execute_model(original: Any) -> Any:
+        def timed(output: Any, *args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = original(output, *args, **kwargs)
+            if output.total_num_scheduled_tokens:
+                shape = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+                clock.steps.append((*shape, begin, time.perf_counter()))
             return result
 
-        def timed_output() -> Any:
+        return timed
+
+    def sample_tokens(original: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = original(*args, **kwargs)
+            if clock.steps and len(clock.steps[-1]) == 4:  # a step without tokens samples too
+                clock.steps[-1] += (begin, time.perf_counter())
+            if hasattr(result, "get_output"):
+                wrap(result, "get_output", get_output)
+            return result
+
+        return timed
+
+    def get_output(original: Any) -> Any:
+        def timed() -> Any:
             asked = time.perf_counter()
-            result.copy_event.synchronize()
+            original.__self__.copy_event.synchronize()
             clock.waits.append((asked, time.perf_counter() - asked))
-            return get_output()
+            return original()
 
-        result.get_output = timed_output
-        return result
+        return timed
 
-    runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
+    wrap(worker.model_runner, "execute_model", execute_model)
+    wrap(worker.model_runner, "sample_tokens", sample_tokens)
 
 
 def take_clock(worker: Any) -> dict[str, list]:
