@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from probes.attention.slots import text_regions
@@ -19,6 +20,7 @@ from probes.replay import replay
 from probes.target import Sampler, Target, TargetTrace
 from probes.vllm.engine import Engine, Text, TextRequest, engine
 from probes.vllm.record import Condition, round_batch
+from probes.vllm.recorder import Recorder
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
@@ -74,6 +76,38 @@ def recorded_engine(
         options=options,
         in_process=in_process,
     )
+
+
+def answers_with_failures(
+    running: Engine, requests: Sequence[TextRequest], num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[list[int]]]:
+    """Of an engine in this process, what it answers [request][token] where the recorder failed in its own thread: after
+    the first of its guarded calls, after the second, and so on, through all that these requests make."""
+    calls: list[Recorder] = []
+    failing_call = -1
+    guarded = Recorder.guarded
+
+    def counted(recorder: Recorder, work: Callable[..., None], *args: object) -> None:
+        guarded(recorder, work, *args)
+        if len(calls) == failing_call:
+            recorder.failure = "injected"
+        calls.append(recorder)
+
+    def answer() -> list[list[int]]:
+        calls.clear()
+        return [text.token_ids for text in running.generate(requests, max_tokens=num_tokens)]
+
+    monkeypatch.setattr(Recorder, "guarded", counted)
+    answer()
+    recorder, num_calls = calls[0], len(calls)
+    for place in range(num_calls):
+        failing_call = place
+        yield answer()
+        assert (
+            recorder.failure == "injected" or len(calls) <= place
+        )  # a scheduler ahead of its requests may stop earlier
+        recorder.drop_step()
+        recorder.failure = None
 
 
 def random_prompts(lengths: Sequence[int]) -> list[list[int]]:

@@ -71,8 +71,9 @@ class Probe:
         return self._num_rows is not None
 
     def leave(self) -> None:
-        self.branch.join()
+        """Always, also where the recorder failed since `enter`: hooks must find nothing of a depth that is over."""
         self._num_rows = self._rows_of = self._positions = None
+        self.branch.join()
 
     def write_start(self) -> None:
         """Depth 1: the slot t of each round."""
@@ -169,24 +170,33 @@ class Probe:
 
             self._scratch = make_scratch(len(self.rows.words), implementation.num_heads, self.rows.words.device)
         forward = implementation.forward
+        write = partial(self._write_masses, index, implementation, keys_of)
 
         def recorded(layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, *a, **kw):
             result = forward(layer, query, key, value, kv_cache, metadata, *a, **kw)
             if metadata is not None and self._num_rows is not None:
-                self.recorder.guarded(self._write_masses, index, implementation, query, keys_of(kv_cache), metadata)
+                self.recorder.guarded(write, query, kv_cache, metadata)
             return result
 
         implementation.forward = recorded
         return ""
 
-    def _write_masses(self, index: int, implementation: Any, query: Tensor, keys: Tensor, metadata: Any) -> None:
+    def _write_masses(
+        self,
+        index: int,
+        implementation: Any,
+        keys_of: Callable[[Tensor], Tensor],
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: Any,
+    ) -> None:
         assert self._positions is not None
         queries = Queries(
             q=query.view(len(query), implementation.num_heads, implementation.head_size),
             rows=self._rows_of,
             positions=self._positions,
             num_rows=self._n,
-            keys=keys,
+            keys=keys_of(kv_cache),
             block_table=metadata.block_table,
             scale=implementation.scale,
             window=_window(implementation),
@@ -222,12 +232,12 @@ class Probe:
 
             def put_share(projection: nn.Module, args: tuple) -> None:
                 if self._num_rows is not None:
-                    self.recorder.guarded(self._put_embed_share, projection, self._own(args[0]), weight)
+                    self.recorder.guarded(self._put_embed_share, projection, args[0], weight)
 
             layer.self_attn.qkv_proj.register_forward_pre_hook(put_share)
 
     def _put_embed_share(self, projection: nn.Module, x: Tensor, weight: Tensor) -> None:
-        share, energy = embed_share(projection, x, weight)
+        share, energy = embed_share(projection, self._own(x), weight)
         self._put_own("input_share_embed", share)
         self._put_own("input_energy", energy)
 

@@ -49,13 +49,13 @@ class _Hooks:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             output = original(*args, **kwargs)
             if self.recorder.is_recording:
-                self.recorder.guarded(self._write_sampled, output.sampled_token_ids)
+                self.recorder.guarded(self._write_sampled, output)
             return output
 
         return recorded
 
-    def _write_sampled(self, tokens: Tensor) -> None:
-        """`tokens` [row, 1 or K+1], -1 where rejected."""
+    def _write_sampled(self, output: Any) -> None:
+        tokens = output.sampled_token_ids  # [row, 1 or K+1], -1 where rejected
         recorder, num_rows = self.recorder, len(tokens)
         recorder.transport.begin()
         recorder.before_writes(self.runner.input_batch.req_ids)
@@ -69,10 +69,7 @@ class _Hooks:
     def propose(self, original: Any) -> Any:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             self.recorder.guarded(self._begin, kwargs)
-            try:
-                drafts = original(*args, **kwargs)
-            finally:
-                self.probe.leave()
+            drafts = original(*args, **kwargs)
             if self.recorder.is_recording:
                 self.recorder.guarded(self._finish, drafts)
             self._last_slots = self._aux = None
@@ -100,8 +97,11 @@ class _Hooks:
             if self._last_slots is None:
                 return original(*args, **kwargs)
             self.recorder.guarded(self._before_forward, kwargs)
-            result = original(*args, **kwargs)
-            self.recorder.guarded(self._after_forward, result)
+            try:
+                result = original(*args, **kwargs)
+                self.recorder.guarded(self._after_forward, result)
+            finally:
+                self.probe.leave()
             return result
 
         return recorded
@@ -117,7 +117,6 @@ class _Hooks:
 
     def _after_forward(self, result: tuple[Tensor, Tensor]) -> None:
         self.probe.write_feedback(result[1])
-        self.probe.leave()
         self._depth += 1
 
     def _finish(self, drafts: Tensor) -> None:

@@ -28,6 +28,7 @@ from probes.vllm.recorder import Recorder, RecorderStatus
 from tests.recorded_pair import (
     DEPTH,
     Pair,
+    answers_with_failures,
     batch,
     random_prompts,
     recorded_engine,
@@ -197,6 +198,19 @@ def test_bfloat16_tokens_are_the_same_without_the_recorder_and_the_modes_agree(p
     for name, value in worst.items():
         if name != "rounds":
             assert value < 0.1, f"{name}: {value}"
+
+
+@pytest.mark.parametrize("mode", ["full", "eager"])
+def test_a_failure_in_the_recorders_thread_finds_the_engine_anywhere(
+    pair: Pair, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, num_tokens = requests()[:3], 3
+    with started(pair, dtype="bfloat16", mode=mode, level="default") as running:
+        expected = [text.token_ids for text in running.generate(prompts, max_tokens=num_tokens)]
+        answers = list(answers_with_failures(running, prompts, num_tokens, monkeypatch))
+    print(f"{pair.drafter.spec.kind} {mode}: failures at {len(answers)} places", flush=True)
+    assert len(answers) >= 5
+    assert answers == [expected] * len(answers)
 
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")

@@ -26,6 +26,7 @@ from tests.recorded_pair import (
     EXACT,
     NORMS,
     Pair,
+    answers_with_failures,
     batch,
     random_prompts,
     recorded_engine,
@@ -266,3 +267,13 @@ def test_a_failing_recorder_fails_no_request(
     assert status.num_failures >= 1
     if where != "close":
         assert all(t.rounds is None or not len(t.rounds.rows) for t in texts)
+
+
+def test_a_failure_in_the_recorders_thread_finds_the_engine_anywhere(
+    eagle3: Pair, without: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, num_tokens = requests()[:3], 3
+    with started(eagle3, "default") as running:
+        answers = list(answers_with_failures(running, prompts, num_tokens, monkeypatch))
+    assert len(answers) > 2 * DEPTH
+    assert answers == [[text.token_ids[:num_tokens] for text in without[: len(prompts)]]] * len(answers)
