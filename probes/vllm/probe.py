@@ -170,7 +170,9 @@ class Probe:
 
             self._scratch = make_scratch(len(self.rows.words), implementation.num_heads, self.rows.words.device)
         forward = implementation.forward
-        write = partial(self._write_masses, index, implementation, keys_of)
+
+        def write(query: Tensor, kv_cache: Tensor, metadata: Any) -> None:
+            self._write_masses(index, implementation, query, keys_of(kv_cache), metadata)
 
         def recorded(layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, *a, **kw):
             result = forward(layer, query, key, value, kv_cache, metadata, *a, **kw)
@@ -181,22 +183,14 @@ class Probe:
         implementation.forward = recorded
         return ""
 
-    def _write_masses(
-        self,
-        index: int,
-        implementation: Any,
-        keys_of: Callable[[Tensor], Tensor],
-        query: Tensor,
-        kv_cache: Tensor,
-        metadata: Any,
-    ) -> None:
+    def _write_masses(self, index: int, implementation: Any, query: Tensor, keys: Tensor, metadata: Any) -> None:
         assert self._positions is not None
         queries = Queries(
             q=query.view(len(query), implementation.num_heads, implementation.head_size),
             rows=self._rows_of,
             positions=self._positions,
             num_rows=self._n,
-            keys=keys_of(kv_cache),
+            keys=keys,
             block_table=metadata.block_table,
             scale=implementation.scale,
             window=_window(implementation),
