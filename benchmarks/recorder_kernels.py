@@ -116,7 +116,7 @@ def others(num_rows: int) -> dict[str, Callable[[], None]]:
 def tune() -> None:
     for num_rows, num_slots in SHAPES:
         found = []
-        for splits, share, block, warps in itertools.product((16, 32), (64, 128, 256), (64, 128), (2, 4, 8)):
+        for splits, share, block, warps in itertools.product((16, 32), (64, 128, 256), (32, 64, 128), (1, 2, 4)):
             if share < block:
                 continue
             tiles = Tiles(num_splits=splits, min_share=share, block=block, num_warps=warps)

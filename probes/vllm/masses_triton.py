@@ -26,10 +26,10 @@ MERGED_HEADS = 32  # at a time
 class Tiles:
     """How the slots of a row are shared out. `benchmarks/recorder_kernels.py --tune` measures others."""
 
-    num_splits: int = 16  # a power of two
-    min_share: int = 256  # slots of a split at least: more splits of few slots each cost more to launch and to merge
-    block: int = 64  # slots at a time
-    num_warps: int = 4
+    num_splits: int = 32  # a power of two
+    min_share: int = 64  # slots of a split at least
+    block: int = 32  # slots at a time
+    num_warps: int = 1
 
 
 TILES = Tiles()
