@@ -62,6 +62,7 @@ DRAFTER = TARGET | {
 }
 LEVELS = ("counts", "default", "heads")
 SLOW = ("eager", "dump")
+LEAST_PAIRS = 6  # with fewer, no two of them are an interval of 95 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,9 @@ class Load:
 
 
 LOADS = (
-    Load(concurrency=1, prompt_tokens=512, max_tokens=192),
-    Load(concurrency=16, prompt_tokens=512, max_tokens=256),
-    Load(concurrency=1, prompt_tokens=8192, max_tokens=256),
+    Load(concurrency=1, prompt_tokens=512, max_tokens=128),
+    Load(concurrency=16, prompt_tokens=512, max_tokens=128),
+    Load(concurrency=1, prompt_tokens=8192, max_tokens=128),
 )
 GOALS = {("default", LOADS[0]): 2.0, ("default", LOADS[1]): 2.0, ("heads", LOADS[2]): 10.0}
 """What a level's round may cost at most, %: the upper end of the interval."""
@@ -93,12 +94,13 @@ def write_models(folder: Path) -> tuple[str, str]:
 # a worker: one engine, measured on request
 
 
-def work(variant: str, folder: Path) -> None:
+def work(engine_name: str, folder: Path) -> None:
     """Reads loads from stdin, a JSON object a line, answers with times; the first answer says that it is ready."""
     from vllm import SamplingParams
 
     from probes.vllm.engine import engine
 
+    variant = engine_name.split()[0]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM and its children print to stdout
     target, drafter = write_models(folder)
@@ -112,6 +114,7 @@ def work(variant: str, folder: Path) -> None:
         "gpu_memory_utilization": 0.1,
         "kv_cache_memory_bytes": KEY_CACHE_BYTES,
         "speculative_config": {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
+        "additional_config": {"benchmark": engine_name},  # compiled for itself: what differs by chance then shows
         **({"enforce_eager": True} if is_eager else {"compilation_config": {"cudagraph_capture_sizes": sizes}}),
     }
     level = variant if variant in LEVELS else None
@@ -296,16 +299,19 @@ class Batch:
         )
 
 
-def compare(engines: Sequence[Worker], load: Load, *, num_pairs: int) -> list[dict]:
+def compare(engines: Sequence[Worker], load: Load, *, num_pairs: int, deadline: float) -> list[dict]:
     """Costs in % of every engine but the first, which is stock: the median of the pairs' ratios, with an interval that
     assumes no distribution, as one batch in many takes a third longer for reasons of the machine's. A pair's first is the
-    mean of all stock engines of that turn, for a second stock engine the first one's.
+    mean of all stock engines of that turn, for a second stock engine the first one's. After `deadline`, of
+    `time.monotonic`, no turn begins, but LEAST_PAIRS there are.
     """
     for engine in engines:
         engine.measure(load)  # fills the prefix cache
     batches: dict[str, list[Batch]] = {engine.name: [] for engine in engines}
     status: dict[str, dict] = {}
     for turn in range(num_pairs):
+        if turn >= LEAST_PAIRS and time.monotonic() > deadline:
+            break
         for engine in engines if turn % 2 == 0 else reversed(engines):
             answer = engine.measure(load)
             batches[engine.name].append(Batch.of(answer, load))
@@ -322,7 +328,7 @@ def compare(engines: Sequence[Worker], load: Load, *, num_pairs: int) -> list[di
         result = {
             "variant": engine.name,
             "load": asdict(load),
-            "num_pairs": num_pairs,
+            "num_pairs": len(batches[engine.name]),
             **{of: _cost(batches, stocks, engine.name, of) for of in ("round_us", "batch_us")},
             **{of: _median(batches[engine.name], of) for of in ("launch_us", "wait_us")},
         }
@@ -360,7 +366,8 @@ def traces(started: Sequence[Worker]) -> list[dict]:
             of, rounds = answer["trace"], answer["rounds"]
             print(
                 f"{worker.name}, {load}: a round of {answer['seconds'] / rounds * 1e6:.0f} us, the device busy for "
-                f"{of['busy_us'] / rounds:.0f}, {of['num_kernels'] / rounds:.0f} kernels of "
+                f"{of['busy_us'] / rounds:.0f}, short gaps of {of['gaps_us'] / rounds:.0f}, "
+                f"{of['num_kernels'] / rounds:.0f} kernels of "
                 f"{of['kernels_us'] / rounds:.0f}, the recorder's "
                 f"{ {n: round(us / rounds, 1) for n, us in of['recorder_us'].items()} }",
                 flush=True,
@@ -374,7 +381,9 @@ def comparisons(engines: Sequence[Worker], num_pairs: int) -> list[tuple[list[Wo
     fast = [engine for engine in engines if engine.variant not in SLOW]
     slow = [engine for engine in engines if engine.variant in SLOW]
     found = [(fast, load, num_pairs) for load in LOADS]
-    found += [([engines[0], *slow], load, max(6, num_pairs // 4)) for load in LOADS if load.prompt_tokens <= 512]
+    found += [
+        ([engines[0], *slow], load, max(LEAST_PAIRS, num_pairs // 4)) for load in LOADS if load.prompt_tokens <= 512
+    ]
     return [(who, load, n) for who, load, n in found if len(who) > 1]
 
 
@@ -416,7 +425,7 @@ def main() -> None:
     parser.add_argument("--variants", default="default,heads")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--concurrency", type=int, help="only the loads of so many requests at once")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no comparison after so many")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
     parser.add_argument(
         "--trace", action="store_true", help="at the end, each engine's kernels by time, into trace.json"
     )
@@ -424,11 +433,11 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker.split()[0], options.out / "models" / options.worker)
+        work(options.worker, options.out / "models" / options.worker)
         return
     import torch
 
-    begin = time.monotonic()
+    deadline = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict] = []
     with workers(["stock", *options.variants.split(",")], options.out) as started:
@@ -437,9 +446,9 @@ def main() -> None:
         for engines, load, num_pairs in comparisons(started, options.pairs):
             if options.concurrency not in (None, load.concurrency):
                 continue
-            if time.monotonic() - begin > options.seconds:
+            if time.monotonic() > deadline:
                 break
-            results += compare(engines, load, num_pairs=num_pairs)
+            results += compare(engines, load, num_pairs=num_pairs, deadline=deadline)
             settings = {worker.name: worker.settings for worker in started}
             report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "settings": settings}
             (options.out / "results.json").write_text(json.dumps(report | {"results": results}, indent=1))

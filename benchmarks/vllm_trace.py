@@ -103,15 +103,21 @@ def take_clock(worker: Any) -> dict[str, list]:
     return taken
 
 
+GAP_US = 20
+"""A shorter pause lies between kernels that were launched already; in a longer one the device waits for the host."""
+
+
 def summarise(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """`busy_us`: while at least one kernel or copy ran; `kernels_us`: the sum of all of them; `recorder_us` and
-    `num_recorder`: of the recorder's own, by name; `largest_us`: the other kernels that took longest, by name.
+    """`busy_us`: while at least one kernel or copy ran; `gaps_us`: its pauses of less than GAP_US; `kernels_us`: the sum of
+    all kernels and copies; `recorder_us` and `num_recorder`: of the recorder's own, by name; `largest_us`: of the others
+    those that took longest, by name.
     """
     work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     spans = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in work)
-    busy, end = 0.0, float("-inf")
+    busy, gaps, end = 0.0, 0.0, float("-inf")
     for low, high in spans:
         busy += max(0.0, high - max(low, end))
+        gaps += low - end if 0 < low - end < GAP_US else 0.0
         end = max(end, high)
     own, count, others = Counter[str](), Counter[str](), Counter[str]()
     for event in work:
@@ -124,6 +130,7 @@ def summarise(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "span_us": end - spans[0][0] if spans else 0.0,
         "busy_us": busy,
+        "gaps_us": gaps,
         "kernels_us": sum(high - low for low, high in spans),
         "num_kernels": len(spans),
         "recorder_us": dict(own),

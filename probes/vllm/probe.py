@@ -7,14 +7,12 @@ the drafter may write. Knows vLLM's drafter modules, no runner.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from probes.vllm.attach import num_head_ranks
-from probes.vllm.branch import Branch
 from probes.vllm.masses import Queries, write_masses
 from probes.vllm.recorder import Recorder
 from probes.vllm.residual_norm import record_residual_norm
@@ -29,7 +27,6 @@ class Probe:
         self.layout = recorder.layout
         self.has_norms = recorder.config.level != "counts"
         self._is_cuda = self.rows.words.device.type == "cuda"
-        self.branch = Branch(self.rows.words.device)
         self._num_rows: int | None = None
         self._rows_of: Tensor | None = None
         self._positions: Tensor | None = None
@@ -73,7 +70,6 @@ class Probe:
     def leave(self) -> None:
         """Always, also where the recorder failed since `enter`: hooks must find nothing of a depth that is over."""
         self._num_rows = self._rows_of = self._positions = None
-        self.branch.join()
 
     def write_start(self) -> None:
         """Depth 1: the slot t of each round."""
@@ -86,11 +82,8 @@ class Probe:
 
     def write_feedback(self, hidden: Tensor) -> None:
         """What the drafter feeds back, [token, hidden]; with it the norm before its final norm, where it has one there."""
-        self.branch.join()  # the positions that masses read are about to change
-        if self.has_norms:
-            self.branch.run(self._write_feedback, hidden, reads=(hidden,))
-
-    def _write_feedback(self, hidden: Tensor) -> None:
+        if not self.has_norms:
+            return
         if self._is_cuda and self.residual_norm is not None:
             from probes.vllm.norms_triton import put_norms
 
@@ -195,8 +188,7 @@ class Probe:
             scale=implementation.scale,
             window=_window(implementation),
         )
-        write = partial(
-            write_masses,
+        write_masses(
             queries,
             self.recorder.boundaries,
             start=self.rows["start"],
@@ -206,7 +198,6 @@ class Probe:
             entropy=self.rows["attention_entropy"],
             scratch=self._scratch,
         )
-        self.branch.run(write, reads=(query,))
 
     def _hook_branches(self, index: int, layer: nn.Module) -> None:
         """Eager mode only: compiled code calls no hooks."""

@@ -130,24 +130,20 @@ class _Hooks:
                 result = original(num_reqs, *args, **kwargs)
             finally:
                 self.probe.leave()
-            if self.last_depth == 0:  # the branch is back: what it wrote belongs to the rows
+            if self.last_depth == 0:
                 self.recorder.guarded(self._keep_rows, num_reqs)
             return result
 
         return recorded
 
     def _before_prefill(self, num_reqs: int) -> None:
-        speculator = self.speculator
-        self.probe.enter(num_reqs, speculator.last_token_indices, speculator.input_buffers.positions)
-        self.probe.branch.run(self._write_begin, num_reqs)
-
-    def _write_begin(self, num_reqs: int) -> None:
         from probes.vllm.ring_triton import begin_round
 
         speculator, rows = self.speculator, self.recorder.rows
-        last = speculator.last_token_indices
+        last, positions = speculator.last_token_indices, speculator.input_buffers.positions
+        self.probe.enter(num_reqs, last, positions)
         begin_round(
-            speculator.input_buffers.positions,
+            positions,
             last,
             self._count,
             rows.first("start", num_reqs),

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.vllm_overhead import DEPTH, GOALS, LOADS, Batch, Load, compare, comparisons, median_interval, table
+from benchmarks.vllm_overhead import (
+    DEPTH,
+    GOALS,
+    LEAST_PAIRS,
+    LOADS,
+    Batch,
+    Load,
+    compare,
+    comparisons,
+    median_interval,
+    table,
+)
 from benchmarks.vllm_trace import start_clock, summarise, take_clock
 
 LOAD = Load(concurrency=2, prompt_tokens=8, max_tokens=8)
@@ -43,8 +54,8 @@ class Worker:
         return answer(self._seconds.pop(0), self._status)
 
 
-def compared(*workers: Worker) -> list[dict[str, Any]]:
-    return compare(workers, LOAD, num_pairs=2)  # type: ignore[arg-type]
+def compared(*workers: Worker, num_pairs: int = 2, deadline: float = np.inf) -> list[dict[str, Any]]:
+    return compare(workers, LOAD, num_pairs=num_pairs, deadline=deadline)  # type: ignore[arg-type]
 
 
 def test_a_batch_is_told_apart_from_its_rounds() -> None:
@@ -79,6 +90,14 @@ def test_several_engines_of_a_variant() -> None:
     load = next(load for level, load in GOALS if level == "default")
     rows = table([row | {"load": asdict(load)} for row in found]).splitlines()[2:]
     assert ["goal" if "<= 2" in row else "" for row in rows] == ["", "goal", "goal"]
+
+
+def test_after_the_deadline_a_comparison_ends_with_what_it_has() -> None:
+    stock, default = (Worker(name, [2.0] * 9, RECORDED) for name in ("stock", "default"))
+    [found] = compared(stock, default, num_pairs=9, deadline=0.0)
+    assert found["num_pairs"] == LEAST_PAIRS == len(found["batches"]["default"])
+    low, high = found["round_us"]["interval_percent"]
+    assert low <= 0 <= high
 
 
 @pytest.mark.parametrize("status", [RECORDED | {"failure": "lost"}, RECORDED | {"num_written": 0}])
@@ -138,11 +157,13 @@ def test_time_on_the_device_counts_overlapping_kernels_once() -> None:
             event("_partial", 4, 3),  # beside it
             event("_merge", 9, 4),  # ends after it
             event("copy", 20, 1, "gpu_memcpy"),
+            event("copy", 121, 1, "gpu_memcpy"),  # the device waited for the host
             event("cudaLaunchKernel", 0, 50, "cuda_runtime"),
         ]
     )
-    assert found["busy_us"] == 14
-    assert found["kernels_us"] == 18
-    assert found["span_us"] == 21
+    assert found["busy_us"] == 15
+    assert found["gaps_us"] == 7
+    assert found["kernels_us"] == 19
+    assert found["span_us"] == 122
     assert found["recorder_us"] == {"_partial": 3, "_merge": 4}
-    assert found["largest_us"] == pytest.approx({"gemm": 10, "copy": 1})
+    assert found["largest_us"] == pytest.approx({"gemm": 10, "copy": 2})
