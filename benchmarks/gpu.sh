@@ -30,7 +30,7 @@ command_of() {  # -> seconds, then what to run
       --engine vllm --level default --num-prompts 8 --device cuda --dtype bfloat16 -o "$out/demo_vllm.drift" ;;
     overhead) echo 900 -m benchmarks.vllm_overhead "$out/overhead" --variants stock,default,default,counts,heads \
       --pairs 24 --trace ;;
-    demo_bench) echo 400 -m driftscope bench --target demo --drafter eagle3.1=demo:eagle3.1 --dtype bfloat16 --num-prompts 16 \
+    demo_bench) echo 580 -m driftscope bench --target demo --drafter eagle3.1=demo:eagle3.1 --dtype bfloat16 --num-prompts 16 \
       --concurrency 1,16 --repetitions 10 --markdown ;;
     overhead_baselines) echo 580 -m benchmarks.vllm_overhead "$out/overhead_baselines" --variants eager,dump --pairs 20 ;;
     *) return 1 ;;
@@ -45,7 +45,7 @@ failed=0
 for step in "${steps[@]}"; do
   read -r -a words < <(command_of "$step")
   begin=$SECONDS
-  timeout --kill-after=10 "${words[0]}" "$python" "${words[@]:1}" >"$out/$step.log" 2>&1
+  timeout --kill-after=45 "${words[0]}" "$python" "${words[@]:1}" >"$out/$step.log" 2>&1
   status=$?
   [ $status -eq 0 ] || failed=1
   echo "$step: exit $status after $((SECONDS - begin)) s: $(tail -n 1 "$out/$step.log" | cut -c 1-160)"

@@ -425,7 +425,7 @@ def main() -> None:
     parser.add_argument("--variants", default="default,heads")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--concurrency", type=int, help="only the loads of so many requests at once")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so many")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of measuring: begin nothing after so many")
     parser.add_argument(
         "--trace", action="store_true", help="at the end, each engine's kernels by time, into trace.json"
     )
@@ -437,12 +437,12 @@ def main() -> None:
         return
     import torch
 
-    deadline = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict] = []
     with workers(["stock", *options.variants.split(",")], options.out) as started:
         while options.wait_for is not None and not options.wait_for.exists():
             time.sleep(0.5)
+        deadline = time.monotonic() + options.seconds
         for engines, load, num_pairs in comparisons(started, options.pairs):
             if options.concurrency not in (None, load.concurrency):
                 continue

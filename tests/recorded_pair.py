@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from driftscope.runs import Run
 from probes.attention.slots import text_regions
 from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.models import load_models
-from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RoundBatch
 from probes.replay import replay
 from probes.target import Sampler, Target, TargetTrace
 from probes.vllm.engine import Engine, Text, TextRequest, engine
@@ -170,3 +171,32 @@ def walked(pair: Pair, request: TextRequest, trace: TargetTrace) -> RoundBatch:
         return value[walk] if isinstance(value, np.ndarray) else value
 
     return RoundBatch(**{field.name: kept(getattr(batch, field.name)) for field in fields(batch)})
+
+
+def assert_rounds_are_replays(
+    run: Run, system_prompt: str, pair: Pair, answers: Sequence[list[int]], *, atol: float
+) -> None:
+    """Of a run of level `heads` with token ids: the prompts of this condition were given these answers, with the rounds,
+    drafts and masses that replay has."""
+    prompts = run.query(f"select * from prompts where system_prompt = '{system_prompt}'").to_pylist()
+    responses = [prompt["token_ids"][prompt["num_prompt_tokens"] :] for prompt in prompts]
+    assert sorted(responses) == sorted(answers)
+    num_depths = 0
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids, region = prompt["token_ids"], np.asarray(prompt["region"], np.uint8)
+        num_prompt = prompt["num_prompt_tokens"]
+        request = TextRequest(key=prompt["prompt_id"], token_ids=ids[:num_prompt], region=region[:num_prompt])
+        trace = text_of(pair, request, len(response))
+        assert trace.token_ids[num_prompt:][: trace.num_response_tokens].tolist() == response
+        ours = walked(pair, request, trace)
+        where = f"where on_walk and prompt_id = '{request.key}' and system_prompt = '{system_prompt}' order by start"
+        rounds = run.query(f"select start, accepted_drafts from rounds {where}")
+        assert rounds["start"].to_pylist() == ours.start.tolist()
+        assert rounds["accepted_drafts"].to_pylist() == ours.accepted_drafts.tolist()
+        depths = run.query(f"select * from depths {where}, depth")
+        np.testing.assert_array_equal(depths["draft_token"].to_numpy().reshape(-1, pair.depth), ours.draft_token)
+        for name in REGIONS:
+            masses = np.array(depths[f"mass_{name}"].to_pylist()).reshape(ours.mass[name].shape)
+            np.testing.assert_allclose(masses, ours.mass[name], atol=atol, err_msg=name)
+        num_depths += depths.num_rows
+    assert num_depths > 30

@@ -99,4 +99,5 @@ class BenchResult(BaseModel):
     options: BenchOptions
     num_prompts: int
     rows: list[Row]
+    ended_early: str | None = None  # why, where not all repetitions were made: rows are of those that were
     warnings: list[str] = Field(default_factory=list)

@@ -60,6 +60,19 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
     return [_row(concurrency, variant, cells) for concurrency, variant in cells]
 
 
+def whole_repetitions(samples: Sequence[Sample]) -> list[Sample]:
+    """Of a bench that ended early: at each concurrency as many repetitions of every engine as all have that have one,
+    and none where there is nothing without speculation to compare with."""
+    cells: dict[int, dict[Variant, list[Sample]]] = {}
+    for sample in samples:
+        cells.setdefault(sample.concurrency, {}).setdefault(sample.variant, []).append(sample)
+    whole = []
+    for of in cells.values():
+        shortest = min(map(len, of.values())) if Variant() in of else 0
+        whole += [sample for cell in of.values() for sample in cell[:shortest]]
+    return whole
+
+
 def unresolved(rows: Sequence[Row]) -> int:
     """How many ratios are."""
     return sum(

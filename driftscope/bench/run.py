@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import driftscope
 from driftscope.bench.models import MAX_IDLE_LOAD, BenchOptions, BenchResult, Machine, Variant
-from driftscope.bench.results import Sample, rows_of, unresolved
+from driftscope.bench.results import Sample, rows_of, unresolved, whole_repetitions
 from driftscope.check.pair import read_pair
 from driftscope.plan import Plan
 from probes.errors import InputError
@@ -30,7 +32,10 @@ def variants_of(plan: Plan, options: BenchOptions) -> list[Variant]:
 
 
 def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None] = lambda text: None) -> BenchResult:
-    """Raises CheckpointError for models that cannot be read, InputError where an engine does not start or ends."""
+    """Interrupted, or where an engine ends, after a repetition: the result of those that were made, `ended_early`.
+
+    Raises CheckpointError for models that cannot be read, InputError where an engine does not start or ends before.
+    """
     job, _ = plan.job()
     for drafter in job.drafters.values():
         read_pair(job.target, drafter)
@@ -39,11 +44,19 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
     groups = [variants] if options.is_together else [[variant] for variant in variants]
     samples: list[Sample] = []
     said: dict[str, Any] = {}
+    ended_early = None
     with tempfile.TemporaryDirectory(prefix="driftscope-bench-") as folder:
-        for group in groups:
-            with _workers(group, plan, options, Path(folder), on_status) as workers:
-                said = workers[0].said
-                samples += _interleaved(workers, options, on_status)
+        try:
+            for group in groups:
+                with _workers(group, plan, options, Path(folder), on_status) as workers:
+                    said = workers[0].said
+                    for sample in _interleaved(workers, options, on_status):
+                        samples.append(sample)  # what was made stands when the next one fails
+        except (KeyboardInterrupt, InputError) as error:
+            samples = whole_repetitions(samples)
+            if not samples:
+                raise
+            ended_early = str(error) or "interrupted"
     machine = Machine(
         cpu=processor(),
         num_cores=os.cpu_count() or 1,
@@ -60,6 +73,7 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
         options=options,
         num_prompts=len(said["prompt_ids"]),
         rows=rows,
+        ended_early=ended_early,
         warnings=_warnings(machine, options, rows),
     )
 
@@ -146,7 +160,8 @@ def _workers(
         **plan.vllm,
     }
     with ExitStack() as stack:
-        workers = []
+        workers: list[_Worker] = []
+        stack.callback(_end, workers)
         for index, variant in enumerate(variants):
             on_status(f"starting vLLM: {variant}")
             job = folder / f"job-{index}.json"
@@ -159,22 +174,26 @@ def _workers(
                 stdout=subprocess.PIPE,
                 stderr=stack.enter_context(log.open("w")),
                 text=True,
+                start_new_session=True,  # a Ctrl-C is for this process, which then ends them in order
             )
-            stack.callback(_end, process)
-            worker = _Worker(variant, process, log, {})
-            worker.said = worker.answer()
-            workers.append(worker)
+            workers.append(_Worker(variant, process, log, {}))
+            workers[-1].said = workers[-1].answer()
         yield workers
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _end(workers: Sequence[_Worker]) -> None:
+    """They end when nothing more can be asked of them: all at the same time."""
+    for worker in workers:
+        if worker.process.stdin is not None:
+            with suppress(BrokenPipeError):  # what could not be given to one that has ended
+                worker.process.stdin.close()
+    end = time.monotonic() + 30
+    for worker in workers:
+        try:
+            worker.process.wait(timeout=max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            os.killpg(worker.process.pid, signal.SIGKILL)  # its engine is a process of its own
+            worker.process.wait()
 
 
 def processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -53,7 +54,8 @@ def bench(
 ) -> None:
     """Time vLLM on the same prompts: no speculation, each drafter, recorded and not; repetitions alternate.
 
-    A [vllm] table in the plan gives engine options. docs/production.md says what the numbers mean.
+    A [vllm] table in the plan gives engine options. docs/production.md says what the numbers mean. Ended early (Ctrl-C,
+    SIGTERM, an engine that ended), it prints what it has, and its exit code is 1.
     """
     from pydantic import ValidationError
 
@@ -95,6 +97,7 @@ def bench(
             where="--" + str(error.errors()[0]["loc"][0]).replace("_", "-"),
             remedy="for instance --concurrency 1,4,16 --gpu-memory-utilization 0.3",
         ) from error
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended by another program as by Ctrl-C
     result = timed(checked, asked, on_status=lambda text: print(text, file=sys.stderr, flush=True))
     if json:
         print_json(result)
@@ -102,3 +105,5 @@ def bench(
         sys.stdout.write(as_markdown(result))
     else:
         print_result(result)
+    if result.ended_early is not None:
+        raise typer.Exit(1)

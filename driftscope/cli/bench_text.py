@@ -17,7 +17,7 @@ def as_markdown(result: BenchResult) -> str:
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in _cells(row)) + " |"
         for row in result.rows
     ]
-    lines += ["", *(f"- **{warning}**" for warning in result.warnings)]
+    lines += ["", *(f"- **{warning}**" for warning in _warnings(result))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -33,8 +33,14 @@ def print_result(result: BenchResult) -> None:
     for row in result.rows:
         table.add_row(*_cells(row))
     out.print(table)
-    for warning in result.warnings:
+    for warning in _warnings(result):
         out.print(f"warning: {warning}", markup=False)
+
+
+def _warnings(result: BenchResult) -> Sequence[str]:
+    if result.ended_early is None:
+        return result.warnings
+    return [f"ended early, not all repetitions were made: {printable(result.ended_early)}", *result.warnings]
 
 
 def _head(result: BenchResult) -> list[str]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 
+from driftscope.bench import run
 from driftscope.bench.models import BenchOptions, BenchResult, Machine, Variant
 from driftscope.bench.results import Sample, rows_of, unresolved
 from driftscope.cli import main
 from driftscope.cli.bench_text import as_markdown
+from driftscope.plan import make_plan
+from probes.errors import InputError
 
 DRAFTER, RECORDED = Variant(drafter="mine"), Variant(drafter="mine", recording="default")
 NUM_PROMPTS = 6
@@ -81,6 +87,62 @@ def test_markdown_names_machine_and_warnings() -> None:
     assert "2.000 2.000..2.000" in page
     assert "not resolved" in page
     assert "- **the machine was busy**" in page
+
+
+class FakeWorker:
+    """Answers at once, until the answers that all of them share are used up."""
+
+    said: ClassVar = {"prompt_ids": ["a", "b"], "machine": {"gpu": None, "packages": {"vllm": "1"}}}
+
+    def __init__(self, variant: Variant, left: list[BaseException | None]) -> None:
+        self.variant, self._left = variant, left
+
+    def ask(self, load: dict[str, int]) -> dict[str, object]:
+        answer = self._left.pop()
+        if answer is not None:
+            raise answer
+        of = sample(self.variant, load["repetition"], speed=10.0)
+        return {name: value for name, value in vars(of).items() if name not in ("variant", "concurrency")}
+
+
+def ended_after(num_answers: int, why: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench whose engines give so many answers."""
+    left = [why, *[None] * num_answers]
+
+    @contextmanager
+    def workers(variants: list[Variant], *given: object) -> Iterator[list[FakeWorker]]:
+        yield [FakeWorker(variant, left) for variant in variants]
+
+    monkeypatch.setattr(run, "_workers", workers)
+
+
+ENGINE_ENDED = InputError("the engine ended: out of memory", code="engine_ended", where="mine", remedy="a smaller one")
+
+
+@pytest.mark.parametrize(
+    ("why", "says"), [(KeyboardInterrupt(), "interrupted"), (ENGINE_ENDED, "mine: the engine ended: out of memory")]
+)
+def test_what_was_measured_stands_when_it_ends_early(
+    why: BaseException, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3 engines, 3 + 1 repetitions: all at concurrency 1; at 4 the last one is missing; at 16 nothing to compare with."""
+    arguments = ["--target", "demo", "--drafter", "mine=demo:eagle3", "--repetitions", "3", "--json"]
+    at_1, at_4 = ([(n, str(v), units) for v in (Variant(), DRAFTER, RECORDED)] for n, units in ((1, 3), (4, 2)))
+    for concurrency, num_answers, expected in (("1,4", 12 + 11, at_1 + at_4), ("1,16", 12 + 3 + 2, at_1)):
+        ended_after(num_answers, why, monkeypatch)
+        assert main(["bench", *arguments, "--concurrency", concurrency]) == 1
+        result = BenchResult.model_validate_json(capsys.readouterr().out)
+        assert says in str(result.ended_early)
+        assert [(r.concurrency, str(r.variant), r.total_tokens_per_s.num_units) for r in result.rows] == expected
+        assert f"ended early, not all repetitions were made: {result.ended_early}" in as_markdown(result)
+
+
+def test_one_that_ends_before_a_repetition_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan({"target": "demo", "drafter": {"mine": "demo:eagle3"}, "engine": "vllm"}, where="test")
+    for why in (KeyboardInterrupt(), ENGINE_ENDED):
+        ended_after(3, why, monkeypatch)
+        with pytest.raises(type(why)):
+            run.bench(plan, BenchOptions())
 
 
 @pytest.mark.parametrize(

