@@ -182,9 +182,11 @@ def _workers(
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """They end when nothing more can be asked of them: all at the same time."""
+    """All at the same time, in order, as nothing more can be asked of them; those that still start are killed."""
     for worker in workers:
-        if worker.process.stdin is not None:
+        if not worker.said:
+            _kill(worker.process)
+        elif worker.process.stdin is not None:
             with suppress(BrokenPipeError):  # what could not be given to one that has ended
                 worker.process.stdin.close()
     end = time.monotonic() + 30
@@ -192,8 +194,14 @@ def _end(workers: Sequence[_Worker]) -> None:
         try:
             worker.process.wait(timeout=max(end - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
-            os.killpg(worker.process.pid, signal.SIGKILL)  # its engine is a process of its own
+            _kill(worker.process)
             worker.process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With the engine that it started, a process of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def processor() -> str:
