@@ -23,7 +23,7 @@ command_of() {  # -> seconds, then what to run
     live) echo 180 -m benchmarks.live "$out" --device cuda --dtype bfloat16 ;;
     growth) echo 240 -m benchmarks.growth "$out" ;;
     kernels) echo 120 -m benchmarks.recorder_kernels "$out" ;;
-    tests_vllm) echo 540 -m pytest -q -n 4 -rP -m gpu tests/gpu/test_vllm_*.py ;;
+    tests_vllm) echo 900 -m pytest -q -n 4 -rP -m gpu tests/gpu/test_vllm_*.py ;;
     costs) echo 200 -m driftscope probe --target demo --drafter eagle3.1=demo:eagle3.1 --num-prompts 4 --depth 7 \
       --costs 1,4,16,64,128,256,512 --costs-context-tokens 512,4096 --device cuda --dtype bfloat16 -o "$out/costs.drift" ;;
     demo_vllm) echo 300 -m driftscope probe --target demo --drafter eagle3=demo:eagle3 --drafter eagle3.1=demo:eagle3.1 \
