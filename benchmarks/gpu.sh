@@ -28,8 +28,7 @@ command_of() {  # -> seconds, then what to run
       --costs 1,4,16,64,128,256,512 --costs-context-tokens 512,4096 --device cuda --dtype bfloat16 -o "$out/costs.drift" ;;
     demo_vllm) echo 300 -m driftscope probe --target demo --drafter eagle3=demo:eagle3 --drafter eagle3.1=demo:eagle3.1 \
       --engine vllm --level default --num-prompts 8 --device cuda --dtype bfloat16 -o "$out/demo_vllm.drift" ;;
-    overhead) echo 900 -m benchmarks.vllm_overhead "$out/overhead" --variants stock,default,default,counts,heads \
-      --pairs 24 --trace ;;
+    overhead) echo 900 -m benchmarks.vllm_overhead "$out/overhead" --variants stock,default,counts,heads --trace ;;
     demo_bench) echo 580 -m driftscope bench --target demo --drafter eagle3.1=demo:eagle3.1 --dtype bfloat16 --num-prompts 16 \
       --concurrency 1,16 --repetitions 10 --markdown ;;
     overhead_baselines) echo 580 -m benchmarks.vllm_overhead "$out/overhead_baselines" --variants eager,dump --pairs 20 ;;

@@ -69,7 +69,8 @@ def test_rounds_are_replays_and_tokens_those_without_the_plugin(kind: str, num_g
     [drafter] = run.info.drafters
     assert drafter.model_extra["engine_settings"]["cuda_graph_mode"] == "FULL_AND_PIECEWISE"
     assert not any(f["code"].startswith("engine_") for f in drafter.findings)
-    assert_rounds_are_replays(run, "fine", pair, found, atol=2e-3)
+    responses = assert_rounds_are_replays(run, "fine", pair, max_new_tokens=MAX_NEW_TOKENS, atol=2e-3)
+    assert sorted(responses) == sorted(found)  # requests at the same time end in any order
     (tmp_path / "stock").mkdir()
     with serve(tmp_path / "stock", **given) as server:
         assert answers(server, "fine") == found
