@@ -230,13 +230,19 @@ def _is_alive(probe: ProbeProcess) -> bool:
         os.kill(probe.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
+    process = Path("/proc") / str(probe.pid)
     if not Path("/proc/self/cmdline").exists():  # no /proc here: the id has to do
         return True
     try:
-        arguments = Path(f"/proc/{probe.pid}/cmdline").read_bytes()  # empty for a process that has ended
-        return os.fsencode(str(probe.out)) in arguments.split(b"\0")
+        arguments = (process / "cmdline").read_bytes()
+        if arguments:
+            return os.fsencode(str(probe.out)) in arguments.split(b"\0")
+        # Empty for a process that has ended, and for one that has just begun: Linux sets it at the end of exec.
+        stat = (process / "stat").read_text(errors="replace").rpartition(")")[2]
     except (FileNotFoundError, ProcessLookupError):
         return False
+    process_state, _parent, _group, session, *_ = stat.split()
+    return process_state not in ("Z", "X") and int(session) == probe.pid  # it leads a session of its own
 
 
 def _output(file: Path) -> dict[str, dict[str, str]] | None:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -206,6 +207,26 @@ def test_a_running_probe_can_be_cancelled_and_keeps_no_process(tmp_path: Path, m
     while (Path("/proc") / str(probe.pid)).exists():  # ended ones are reaped, too
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_process_that_has_just_begun_is_running_and_one_that_has_ended_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux shows no command line at the end of exec (seen for most starts on a busy machine) and after the end."""
+    from driftscope_app import probe_process
+
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"" if path.name == "cmdline" else read_bytes(path))
+    # Not reaped, so that the ended process stays in the table.
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda process: None)
+    monkeypatch.setattr(probe_process, "_CODE", "import time\ntime.sleep(600)")
+    probe = probe_process.start(tmp_path, "young", ["probe"], {})
+    assert probe_process.state(probe).status == "running"
+    os.kill(probe.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, probe.pid, os.WEXITED | os.WNOWAIT)
+    assert probe_process.state(probe).status == "failed"
+    os.waitpid(probe.pid, 0)
+    assert probe_process.state(probe).status == "failed"
 
 
 def test_progress_is_read_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
