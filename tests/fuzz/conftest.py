@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("fuzz", max_examples=2_000, print_blob=True)
 
 ANSWER_SECONDS = 60  # a hang, even on a busy machine: inputs are a few kB and take milliseconds
 MAX_GROWTH_MIB = 256
