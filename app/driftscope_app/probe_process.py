@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from driftscope.runs.heartbeat import process_start
 from probes.errors import InputError
 
 PROBES = ".probes"
@@ -65,6 +66,7 @@ class ProbeProcess:
     command: str  # as a person would type it
     out: Path  # the run
     pid: int
+    process_start: int | None  # tells it from a later process of the same id; None where there is no /proc
     started_at: float  # seconds since the epoch
     kind: ProcessKind
 
@@ -147,10 +149,18 @@ def _launch(
             stderr=log,
             start_new_session=True,  # a stopped app does not take its probes along
         )
+    start_ticks = process_start(process.pid)  # before it is reaped
     threading.Thread(target=process.wait, daemon=True, name=f"reaps probe {name}").start()
     command = shlex.join(["driftscope", *arguments])
-    started = ProbeProcess(name, folder, command, out, process.pid, time.time(), kind)
-    record = {"command": command, "out": str(out), "pid": process.pid, "started_at": started.started_at, "kind": kind}
+    started = ProbeProcess(name, folder, command, out, process.pid, start_ticks, time.time(), kind)
+    record = {
+        "command": command,
+        "out": str(out),
+        "pid": process.pid,
+        "process_start": start_ticks,
+        "started_at": started.started_at,
+        "kind": kind,
+    }
     temporary = folder / ".process.json.tmp"
     temporary.write_text(json.dumps(record), encoding="utf-8")
     temporary.replace(folder / "process.json")
@@ -164,9 +174,18 @@ def list_processes(runs: Path, kind: ProcessKind = ProcessKind.probe) -> list[Pr
         record = json.loads(file.read_text(encoding="utf-8"))
         found = ProcessKind(record.get("kind", ProcessKind.probe))
         if found is kind:
-            folder, out = file.parent, Path(record["out"])
+            folder = file.parent
             probes.append(
-                ProbeProcess(folder.name, folder, record["command"], out, record["pid"], record["started_at"], found)
+                ProbeProcess(
+                    folder.name,
+                    folder,
+                    record["command"],
+                    Path(record["out"]),
+                    record["pid"],
+                    record.get("process_start"),
+                    record["started_at"],
+                    found,
+                )
             )
     return sorted(probes, key=lambda probe: -probe.started_at)
 
@@ -230,19 +249,7 @@ def _is_alive(probe: ProbeProcess) -> bool:
         os.kill(probe.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
-    process = Path("/proc") / str(probe.pid)
-    if not Path("/proc/self/cmdline").exists():  # no /proc here: the id has to do
-        return True
-    try:
-        arguments = (process / "cmdline").read_bytes()
-        if arguments:
-            return os.fsencode(str(probe.out)) in arguments.split(b"\0")
-        # Empty for a process that has ended, and for one that has just begun: Linux sets it at the end of exec.
-        stat = (process / "stat").read_text(errors="replace").rpartition(")")[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    process_state, _parent, _group, session, *_ = stat.split()
-    return process_state not in ("Z", "X") and int(session) == probe.pid  # it leads a session of its own
+    return process_start(probe.pid) == probe.process_start
 
 
 def _output(file: Path) -> dict[str, dict[str, str]] | None:

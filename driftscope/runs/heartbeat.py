@@ -32,7 +32,7 @@ class Heartbeat:
 
     def __enter__(self) -> Self:
         pid = os.getpid()
-        writer = {"pid": pid, "host": socket.gethostname(), "process_start": _process_start(pid)}
+        writer = {"pid": pid, "host": socket.gethostname(), "process_start": process_start(pid)}
         write_bytes_atomically(self._file, json.dumps(writer).encode())
         self._thread.start()
         return self
@@ -65,16 +65,16 @@ def is_being_written(run: Path) -> bool:
         return age < STALE_SECONDS
     if host != socket.gethostname():
         return age < STALE_SECONDS
-    start = _process_start(pid)
+    start = process_start(pid)
     if start is not None or recorded_start is not None:
         return bool(start == recorded_start)
     return _exists(pid) and age < STALE_SECONDS
 
 
-def _process_start(pid: int) -> int | None:
+def process_start(pid: int) -> int | None:
     """Start time in clock ticks since boot, from Linux's /proc; None for no such process, a dead one, or no /proc."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # after the command name, which may hold spaces

@@ -270,13 +270,14 @@ except KeyboardInterrupt:
     assert "flushed" in (probe.folder / "log.txt").read_text()
 
 
-def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"process_start": 1}], ids=["start unknown", "started at another time"])
+def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path, more: dict[str, int]) -> None:
     from driftscope_app import probe_process
 
     folder = tmp_path / ".probes" / "old"
     folder.mkdir(parents=True)
     record = {"command": "driftscope probe", "out": str(tmp_path / "old.drift"), "pid": os.getpid(), "started_at": 0.0}
-    (folder / "process.json").write_text(json.dumps(record))
+    (folder / "process.json").write_text(json.dumps(record | more))
     [probe] = probe_process.list_processes(tmp_path)
     assert probe_process.state(probe).status == "failed"
     probe_process.cancel(probe)  # must not touch this very process
