@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+MAX_MESSAGE = 2_000
+"""Characters of a message: what stands in it may come from a file of any size."""
+MAX_WHERE = 500
+
 
 class DriftscopeError(Exception):
     """Base of every error that a user can cause or mend.
@@ -15,9 +21,9 @@ class DriftscopeError(Exception):
     def __init__(self, message: str, *, code: str, where: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
-        self.where = where
-        self.remedy = remedy
+        self.message = bounded(message, MAX_MESSAGE)
+        self.where = bounded(where, MAX_WHERE)
+        self.remedy = bounded(remedy, MAX_MESSAGE)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
@@ -40,3 +46,37 @@ class SelfCheckError(DriftscopeError):
     """What was measured contradicts itself: the numbers must not be used."""
 
     exit_code = 3
+
+
+def file_error(error: OSError) -> InputError:
+    """What the operating system refused, as one message that names the file and what to do."""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return InputError(
+        error.strerror or str(error) or type(error).__name__,
+        code="file_error",
+        where=" -> ".join(names),
+        remedy=_FILE_REMEDIES.get(error.errno or 0, ""),
+    )
+
+
+_FILE_REMEDIES = {
+    errno.ENOSPC: "Free some space, then go on: what was written before is kept.",
+    errno.EDQUOT: "Free some space, then go on: what was written before is kept.",
+    errno.EROFS: "Give a folder that can be written.",
+    errno.EACCES: "Give a file or folder that you may use.",
+    errno.EPERM: "Give a file or folder that you may use.",
+    errno.ENOTDIR: "A folder is needed where a file stands.",
+    errno.EISDIR: "A file is needed where a folder stands.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ENOENT: "Was it moved or removed meanwhile?",
+    errno.ELOOP: "The links go round in a circle: remove one.",
+}
+
+
+def bounded(text: str, limit: int) -> str:
+    """`text` as it can be printed: at most `limit` characters, the middle left out, and no lone surrogates (Python's
+    form of file names that are not UTF-8)."""
+    if len(text) > limit:
+        half = (limit - 30) // 2
+        text = f"{text[:half]} [{len(text) - 2 * half:,} characters] {text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -29,7 +29,7 @@ from driftscope.cli.report import report
 from driftscope.cli.runs import runs
 from driftscope.cli.schema import schema
 from driftscope.cli.show import show
-from probes.errors import DriftscopeError, InputError
+from probes.errors import DriftscopeError, InputError, file_error
 
 COMMANDS = (demo, check, probe, show, compare, app_command, diagnose, advise, bench, report, export, schema)
 GROUPS = {"runs": runs}
@@ -71,7 +71,8 @@ for _name, _group in GROUPS.items():
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for a user's mistake, 130 when interrupted.
 
-    A DriftscopeError never shows a traceback; any other exception is a bug and does.
+    Neither a DriftscopeError nor what the operating system refuses (a full disk, a folder that may not be written)
+    shows a traceback; any other exception is a bug and does.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -90,6 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit):  # the reader has had enough, e.g. `| head`; rich and typer make it SystemExit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the flush at exit complain
         code = BROKEN_PIPE
+    except OSError as error:
+        refused = file_error(error)
+        print_error(refused, is_json=is_json)
+        code = refused.exit_code
     if code == INTERRUPTED:
         print_error(DriftscopeError("interrupted", code="interrupted"), is_json=is_json)
     return code
