@@ -65,6 +65,7 @@ _FILE_REMEDIES = {
     errno.EROFS: "Give a folder that can be written.",
     errno.EACCES: "Give a file or folder that you may use.",
     errno.EPERM: "Give a file or folder that you may use.",
+    errno.EEXIST: "Something else has this name: remove it, or choose another.",
     errno.ENOTDIR: "A folder is needed where a file stands.",
     errno.EISDIR: "A file is needed where a folder stands.",
     errno.ENAMETOOLONG: "Choose a shorter name.",

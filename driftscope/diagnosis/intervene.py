@@ -23,6 +23,7 @@ from driftscope.runs.interventions import (
     remove_interventions,
     stored_texts,
 )
+from driftscope.runs.lock import RunLock
 from probes.conditions import Job, Progress
 from probes.errors import InputError
 from probes.interventions.registry import ALL, ENGINE, TARGET, select
@@ -94,9 +95,10 @@ def intervene(
     known = stored_texts(run) if texts is None else texts
     num_missing = run.prompts().num_rows - sum(len(records) for records in known.values())
     notes = [f"{num_missing} prompts have no text: no intervention was run on them"] if num_missing else []
-    notes += _run(path, run, job, known, models, on_status, on_progress)
-    ids = [i.id for i in select(names) if i not in TARGET or reference_target is not None]
-    mark_interventions(path, ids, reference_target)
+    with RunLock(path):
+        notes += _run(path, run, job, known, models, on_status, on_progress)
+        ids = [i.id for i in select(names) if i not in TARGET or reference_target is not None]
+        mark_interventions(path, ids, reference_target)
     return notes
 
 

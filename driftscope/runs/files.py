@@ -52,7 +52,8 @@ def next_part_number(run: Path) -> int:
 def temporary_files(run: Path) -> list[Path]:
     """What a killed writer left under temporary names."""
     folders = [folder for folder in (run, run / ROUNDS, run / DEPTHS) if folder.is_dir()]
-    return sorted(e for f in folders for e in f.iterdir() if e.name.startswith(".") and e.name.endswith(TEMPORARY))
+    found = (e for f in folders for e in f.iterdir() if e.name.startswith(".") and e.name.endswith(TEMPORARY))
+    return sorted(e for e in found if e.is_symlink() or not e.is_dir())
 
 
 def write_atomically(path: Path, write: Callable[[Any], None]) -> None:

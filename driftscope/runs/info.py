@@ -159,6 +159,7 @@ class RunInfo(Stored):
     updated_at: str = ""
     finished_at: str | None = None
     error: str | None = None  # of a failed run
+    replaces: str | None = None  # the name of the run whose place it takes when it is complete (--overwrite)
 
     def drafter(self, name: str) -> DrafterInfo | None:
         """The drafter of that name; None when run.json does not describe it."""

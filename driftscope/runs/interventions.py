@@ -1,6 +1,7 @@
 """interventions.parquet and target_states.parquet: records of `probes.record` -> Arrow, added to what a run holds.
 
-Knows no statistics. Both files are small and rewritten whole, in one step.
+Knows no statistics. Both files are small and rewritten whole, in one step. Who adds, removes or marks holds the run's lock
+(`driftscope.runs.lock`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from driftscope.runs.files import INTERVENTIONS, TARGET_STATES
 from driftscope.runs.info import read_info, write_info
 from driftscope.runs.parquet import write_table
 from driftscope.runs.reader import Run, read_run
-from driftscope.runs.recover import refuse_if_being_written
 from driftscope.runs.schema import INTERVENTION_SCHEMA, TARGET_STATE_SCHEMA, BatchKey
 from driftscope.stats.degenerate import is_degenerate
 from probes.record import InterventionCounts, PromptRecord, TargetStates
@@ -38,8 +38,7 @@ def intervention_keys(run: Run) -> set[InterventionKey]:
 
 
 def add_interventions(path: Path, counts: Sequence[InterventionCounts], states: Sequence[TargetStates]) -> None:
-    """Store these beside what is there. Raises RunError while the run is being written."""
-    refuse_if_being_written(path)
+    """Store these beside what is there."""
     run = read_run(path)
     if counts:
         new = pa.Table.from_pylist([row for c in counts for row in _rows(c)], INTERVENTION_SCHEMA)
@@ -52,7 +51,6 @@ def add_interventions(path: Path, counts: Sequence[InterventionCounts], states: 
 
 def remove_interventions(path: Path, ids: Sequence[str]) -> None:
     """Take the rows of these ids out, and with them what was compared with a reference target."""
-    refuse_if_being_written(path)
     table = read_run(path).interventions()
     write_table(path / INTERVENTIONS, table.filter(pc.invert(pc.is_in(table["id"], pa.array(ids)))))
     (path / TARGET_STATES).unlink(missing_ok=True)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, TARGET_STATES, part_name, part_numbers
-from driftscope.runs.heartbeat import is_being_written
 from driftscope.runs.info import RunInfo, RunStatus, read_info
+from driftscope.runs.lock import is_being_written
 from driftscope.runs.parquet import num_rows, read_table
 from driftscope.runs.schema import (
     DEPTH_SCHEMA,

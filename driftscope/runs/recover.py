@@ -23,8 +23,8 @@ from driftscope.runs.files import (
     set_aside,
     temporary_files,
 )
-from driftscope.runs.heartbeat import WRITER_JSON, is_being_written
 from driftscope.runs.info import Counts, RunStatus, read_info, write_info
+from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import num_rows, read_table
 from driftscope.runs.reader import batches_on_disk
 from driftscope.runs.schema import (
@@ -62,16 +62,23 @@ def recover(path: str | Path) -> Recovery:
     `read_info`.
     """
     run = Path(path)
+    read_info(run)  # says what is wrong with a path that is no run
+    with RunLock(run):
+        return recover_locked(run)
+
+
+def recover_locked(run: Path) -> Recovery:
+    """`recover`, for who holds the run's lock."""
     info = read_info(run)
-    refuse_if_being_written(run)
     temporary = temporary_files(run)
     for file in temporary:
         file.unlink()
-    (run / WRITER_JSON).unlink(missing_ok=True)
-    for name in (ROUNDS, DEPTHS):
-        (run / name).mkdir(mode=0o700, exist_ok=True)
-
     aside: list[SetAside] = []
+    for place in (run / ROUNDS, run / DEPTHS):
+        if not place.is_dir() and (place.exists() or place.is_symlink()):
+            aside.append(SetAside(file=str(set_aside(place)), reason="it is not a folder"))
+        place.mkdir(mode=0o700, exist_ok=True)
+
     _set_aside_unreadable(run / PROMPTS, PROMPT_SCHEMA, aside)
     _set_aside_unreadable(run / INTERVENTIONS, INTERVENTION_SCHEMA, aside)
     _set_aside_unreadable(run / TARGET_STATES, TARGET_STATE_SCHEMA, aside)
@@ -111,17 +118,6 @@ def recover(path: str | Path) -> Recovery:
     return Recovery(
         path=str(run), status=status, num_temporary_files_removed=len(temporary), set_aside=aside, counts=counts
     )
-
-
-def refuse_if_being_written(run: Path) -> None:
-    """RunError while the process that writes `run` lives."""
-    if is_being_written(run):
-        raise RunError(
-            "the run is being written by a process that lives",
-            code="run_is_being_written",
-            where=str(run / WRITER_JSON),
-            remedy="Wait for it or stop it first.",
-        )
 
 
 def _set_aside_unreadable(file: Path, schema: pa.Schema, aside: list[SetAside]) -> None:

@@ -6,14 +6,16 @@ finished and no reader looks at it; rounds never refer to a prompt that is not o
 
 prompts.parquet is rewritten whole when prompts were added, so that it is one file at every moment; the time between
 flushes stretches with what a flush costs, which bounds all writing to about a tenth of the run.
+
+The run's lock is taken before anything is looked at and held until the writer is left: `driftscope.runs.lock`.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +23,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from driftscope.runs.files import DEPTHS, PROMPTS, ROUNDS, RUN_SUFFIX, next_part_number, part_name
-from driftscope.runs.heartbeat import Heartbeat
+from driftscope.runs.files import DEPTHS, PROMPTS, ROUNDS, RUN_SUFFIX, next_part_number, part_name, part_numbers
 from driftscope.runs.info import RUN_JSON, RunInfo, RunStatus, read_info, write_info
+from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import read_table, write_table
 from driftscope.runs.reader import batches_on_disk, prompt_keys
-from driftscope.runs.recover import Recovery, recover, refuse_if_being_written
+from driftscope.runs.recover import Recovery, recover_locked
+from driftscope.runs.replace import Replacement, finish_replacing
 from driftscope.runs.schema import PROMPT_SCHEMA, BatchKey, PromptKey
 from driftscope.runs.to_arrow import batch_key, depth_table, prompt_key, prompt_table, round_table
 from probes.errors import RunError
@@ -51,8 +54,12 @@ class RunWriter:
     """What resuming had to set right first; None for a new run."""
 
     def __init__(self, path: str | Path, info: RunInfo, *, overwrite: bool = False) -> None:
-        """Create the folder `path` (its name ends in .drift). Raises RunError `bad_run_name`, `run_exists` when it is
-        there and `overwrite` is not asked for, `run_is_being_written`, `not_a_run` rather than delete what is no run."""
+        """Create the folder `path` (its name ends in .drift). With `overwrite`, a run that is there is replaced when
+        this one is complete, and until then it is written beside it: see `driftscope.runs.replace`.
+
+        Raises RunError `bad_run_name`, `run_exists` when it is there and `overwrite` is not asked for,
+        `run_is_being_written`, `not_a_run` rather than delete what is no run.
+        """
         run = Path(path)
         if run.suffix != RUN_SUFFIX:
             raise RunError(
@@ -61,17 +68,23 @@ class RunWriter:
                 where=str(run),
                 remedy=f"Call it {run.name}{RUN_SUFFIX}.",
             )
-        if run.exists():
-            _make_way(run, overwrite)
+        finish_replacing(run)
+        is_there = run.exists() or run.is_symlink()
+        if is_there and not overwrite:
+            raise _exists(run)
+        replacement = Replacement(run) if is_there else None
         now = _now()
-        self._start(run, info.model_copy(update={"status": RunStatus.running, "created_at": now, "updated_at": now}))
-        run.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = run.with_name(f".{run.name}.new")  # a run appears with its run.json or not at all
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for folder in (unfinished, unfinished / ROUNDS, unfinished / DEPTHS):
-            folder.mkdir(mode=0o700)
-        write_info(unfinished, self._info)
-        unfinished.rename(run)
+        replaces = None if replacement is None else run.name
+        times = {"created_at": now, "updated_at": now}
+        info = info.model_copy(update={"status": RunStatus.running, "replaces": replaces, **times})
+        new = run if replacement is None else replacement.path
+        try:
+            lock = _create(new, info)
+        except BaseException:
+            if replacement is not None:
+                replacement.release()
+            raise
+        self._start(new, info, lock, replacement)
 
     @classmethod
     def resume(cls, path: str | Path, *, plan: Mapping[str, Any] | None = None) -> Self:
@@ -81,8 +94,18 @@ class RunWriter:
         those of `read_info`.
         """
         run = Path(path)
+        finish_replacing(run)
+        read_info(run)  # says what is wrong with a path that is no run
+        lock = RunLock(run)
+        try:
+            return cls._resumed(run, lock, plan)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _resumed(cls, run: Path, lock: RunLock, plan: Mapping[str, Any] | None) -> Self:
         info = read_info(run)
-        refuse_if_being_written(run)
         if plan is not None and dict(plan) != info.plan:
             names = sorted(k for k in {*plan, *info.plan} if plan.get(k) != info.plan.get(k))
             raise RunError(
@@ -91,10 +114,11 @@ class RunWriter:
                 where=str(run / RUN_JSON),
                 remedy="Resume with the same options, write to another folder, or replace it with --overwrite.",
             )
-        recovery = recover(run)
+        recovery = recover_locked(run)
         info = read_info(run)
         writer = cls.__new__(cls)
-        writer._start(run, info.model_copy(update={"status": RunStatus.running, "finished_at": None, "error": None}))
+        update = {"status": RunStatus.running, "finished_at": None, "error": None, "replaces": None}
+        writer._start(run, info.model_copy(update=update), lock, None)
         writer.recovery = recovery
         if (run / PROMPTS).exists():
             prompts = read_table(run / PROMPTS, PROMPT_SCHEMA)
@@ -105,11 +129,14 @@ class RunWriter:
         writer.complete_batches = set(on_disk.keys)
         writer._next_round_id = on_disk.last_round_id + 1
         writer._part_number = next_part_number(run)
+        writer._parts = set(part_numbers(run / ROUNDS))
         write_info(run, writer._info)
         return writer
 
-    def _start(self, run: Path, info: RunInfo) -> None:
+    def _start(self, run: Path, info: RunInfo, lock: RunLock, replacement: Replacement | None) -> None:
         self.path = run
+        self._lock = lock
+        self._replacement = replacement
         self.complete_batches = set()
         self.recovery = None
         self._info = info
@@ -120,9 +147,9 @@ class RunWriter:
         self._num_buffered_rounds = 0
         self._next_round_id = 0
         self._part_number = 0
+        self._parts: set[int] = set()  # on disk
         self._last_flush = time.monotonic()
         self._last_flush_seconds = 0.0
-        self._resources = ExitStack()
 
     @property
     def info(self) -> RunInfo:
@@ -136,21 +163,47 @@ class RunWriter:
         write_info(self.path, self._info)
 
     def __enter__(self) -> Self:
-        self._resources.enter_context(Heartbeat(self.path))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._resources:
+        try:
+            self._end(error)
+        finally:
+            self._lock.release()
+            if self._replacement is not None:
+                self._replacement.release()
+
+    def _end(self, error: BaseException | None) -> None:
+        """The last flush, then how it ended. What the flush could not write is said in run.json where that can be."""
+        try:
             self.flush()
-            if error is None:
-                status = RunStatus.complete
-            else:
-                status = RunStatus.failed if isinstance(error, Exception) else RunStatus.incomplete
-            update = {"status": status, "finished_at": _now(), "error": str(error) if error is not None else None}
-            self._info = self._info.model_copy(update=update)
+        except Exception as failure:
+            lost = [f"{self._num_buffered_rounds:,} rounds could not be written: {failure}"] * bool(self._buffer)
+            with suppress(OSError):
+                self._mark(RunStatus.failed, failure, lost)
+            raise
+        if error is not None:
+            self._mark(RunStatus.failed if isinstance(error, Exception) else RunStatus.incomplete, error)
+            return
+        self._mark(RunStatus.complete, None)
+        if self._replacement is not None:
+            self._replacement.put_in_place()
+            self.path = self._replacement.run
+            self._info = self._info.model_copy(update={"replaces": None})
             write_info(self.path, self._info)
+
+    def _mark(self, status: RunStatus, error: BaseException | None, notes: Sequence[str] = ()) -> None:
+        self._info = self._info.model_copy(
+            update={
+                "status": status,
+                "finished_at": _now(),
+                "error": str(error) if error is not None else None,
+                "notes": [*self._info.notes, *notes],
+            }
+        )
+        write_info(self.path, self._info)
 
     def write_batch(self, record: Record) -> None:
         """Take a prompt, or all rounds of one prompt with one drafter; flush when it is time.
@@ -183,9 +236,12 @@ class RunWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Put everything that was given so far on disk."""
+        """Put everything that was given so far on disk. What failed is tried again by the next call.
+
+        Raises RunError `part_missing` where a part that was written before is gone; OSErrors pass.
+        """
         begin = time.monotonic()
-        if self._has_new_prompts:
+        if self._has_new_prompts or (self._prompts and not (self.path / PROMPTS).exists()):
             self._prompts = [pa.concat_tables(self._prompts)]
             write_table(self.path / PROMPTS, self._prompts[0])
         counts = self._info.counts.model_copy(update={"num_prompts": len(self._prompt_hashes)})
@@ -199,6 +255,7 @@ class RunWriter:
             counts.num_rounds += rounds.num_rows
             counts.num_depth_rows += depths.num_rows
             counts.num_parts += 1
+            self._parts.add(part_number)
             part_number += 1
         info = self._info.model_copy(update={"counts": counts, "updated_at": _now()})
         # Without a call in between no signal is handled here: an interrupted flush is repeated whole, under the same
@@ -208,6 +265,18 @@ class RunWriter:
         write_info(self.path, self._info)
         self._last_flush = time.monotonic()
         self._last_flush_seconds = self._last_flush - begin
+        self._refuse_missing_parts()
+
+    def _refuse_missing_parts(self) -> None:
+        for folder in (ROUNDS, DEPTHS):
+            missing = self._parts.difference(part_numbers(self.path / folder))
+            if missing:
+                raise RunError(
+                    "this part was written and is gone: somebody removed it while the run was made",
+                    code="part_missing",
+                    where=str(self.path / folder / part_name(min(missing))),
+                    remedy="All other parts are kept. Start the same command with --resume: it measures the rest again.",
+                )
 
     def _add_prompt(self, record: PromptRecord) -> None:
         key = prompt_key(record)
@@ -231,24 +300,38 @@ class RunWriter:
         self._has_new_prompts = True
 
 
-def _make_way(run: Path, overwrite: bool) -> None:
-    """Remove an existing run when that is asked for, else say why not."""
-    if not overwrite:
-        raise RunError(
-            "there is something of this name already",
-            code="run_exists",
-            where=str(run),
-            remedy="Resume it, ask to overwrite it, or choose another name.",
-        )
-    if not (run / RUN_JSON).is_file():
-        raise RunError(
-            "this is no run, it will not be overwritten",
-            code="not_a_run",
-            where=str(run),
-            remedy="Choose another name.",
-        )
-    refuse_if_being_written(run)
-    shutil.rmtree(run)
+def _create(run: Path, info: RunInfo) -> RunLock:
+    """The folder `run` with its run.json; it appears whole and locked, or not at all."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = run.with_name(f".{run.name}.new")
+    if unfinished.is_symlink():
+        raise _exists(unfinished)
+    unfinished.mkdir(mode=0o700, exist_ok=True)
+    try:
+        lock = RunLock(unfinished)
+    except FileNotFoundError:  # the same run was begun elsewhere, and has just got its name
+        raise _exists(run) from None
+    try:
+        for folder in (ROUNDS, DEPTHS):  # they are there where a kill has left them
+            (unfinished / folder).mkdir(mode=0o700, exist_ok=True)
+        write_info(unfinished, info)
+        unfinished.rename(run)
+    except BaseException as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        lock.release()
+        if isinstance(error, OSError) and run.exists():
+            raise _exists(run) from error
+        raise
+    return lock
+
+
+def _exists(run: Path) -> RunError:
+    return RunError(
+        "there is something of this name already",
+        code="run_exists",
+        where=str(run),
+        remedy="Resume it, ask to overwrite it, or choose another name.",
+    )
 
 
 def _now() -> str:

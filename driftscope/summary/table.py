@@ -8,8 +8,10 @@ import pyarrow as pa
 
 from driftscope.runs import Run
 from driftscope.runs.files import SUMMARY
+from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import write_table
 from driftscope.summary.models import ConditionSummary, Summary
+from probes.errors import RunError
 
 SUMMARY_SCHEMA = pa.schema(
     [
@@ -48,8 +50,13 @@ def summary_table(summary: Summary) -> pa.Table:
 
 
 def write_summary(run: Run, summary: Summary) -> None:
-    """Store summary.parquet in the run's folder, in one step."""
-    write_table(run.path / SUMMARY, summary_table(summary))
+    """Store summary.parquet in the run's folder, in one step; left to the writer that goes on with the run meanwhile."""
+    try:
+        with RunLock(run.path):
+            write_table(run.path / SUMMARY, summary_table(summary))
+    except RunError as error:
+        if error.code != "run_is_being_written":
+            raise
 
 
 def _rows(condition: ConditionSummary) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from driftscope.runs import RunStatus, read_run
-from driftscope.runs.heartbeat import Heartbeat
 from driftscope.runs.info import read_info, write_info
+from driftscope.runs.lock import RunLock
 from driftscope.summary import Summary
 from tests.app.conftest import OpenApp, chart, checked, condition, lines, texts
 from tests.app.varied_run import DEPTH
@@ -120,7 +120,7 @@ def test_a_run_being_written_is_shown_as_running_and_grows(open_app: OpenApp, ru
     run = folder / "live.drift"
     info = read_info(run)
     write_info(run, info.model_copy(update={"status": RunStatus.running}))
-    with Heartbeat(run):
+    with RunLock(run):
         at = open_app("overview", folder=folder)
         assert at.dataframe[0].value["status"].tolist() == ["running"]
         assert at.dataframe[0].value["rounds"].tolist() == [info.counts.num_rounds]

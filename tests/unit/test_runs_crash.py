@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import pytest
 
 from driftscope.runs import RunStatus, RunWriter, list_runs, read_run, recover, verify
 from driftscope.runs.files import temporary_files
-from driftscope.runs.heartbeat import Heartbeat, is_being_written
+from driftscope.runs.lock import is_being_written
 from driftscope.summary import summarise
 from probes.errors import RunError
 from probes.record import PromptRecord
@@ -91,20 +90,6 @@ def test_a_run_being_written_is_left_alone(tmp_path: Path) -> None:
             assert caught.value.code == "run_is_being_written"
     assert not is_being_written(path)
     assert recover(path).status is RunStatus.complete
-
-
-def test_heartbeat_of_another_host_counts_while_it_is_fresh(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path):
-        file = tmp_path / "writer.json"
-        writer = json.loads(file.read_text())
-        assert is_being_written(tmp_path)
-        file.write_text(json.dumps({**writer, "process_start": 1}))  # the process id now belongs to another process
-        assert not is_being_written(tmp_path)
-        file.write_text(json.dumps({**writer, "host": "elsewhere"}))
-        assert is_being_written(tmp_path)
-        os.utime(file, (0, 0))
-        assert not is_being_written(tmp_path)
-    assert not file.exists()
 
 
 def _two_parts(path: Path) -> Path:
@@ -240,3 +225,16 @@ def test_interrupted_flush_is_repeated_whole(tmp_path: Path, monkeypatch: pytest
     assert calls.count("depths") == 2
     assert read_run(path).info.counts.num_rounds == read_run(path).rounds().num_rows == 2 * 29
     assert verify(path).is_sound
+
+
+def test_what_stands_where_a_folder_belongs_is_set_aside(tmp_path: Path) -> None:
+    path = _two_parts(tmp_path / "a.drift")
+    shutil.rmtree(path / "rounds")
+    (path / "rounds").write_text("no folder")
+    (path / ".x.tmp").mkdir()  # no temporary file
+    recovery = recover(path)
+    assert recovery.counts.num_rounds == 0
+    assert (path / "rounds.set_aside").read_text() == "no folder"
+    assert (path / ".x.tmp").is_dir()
+    assert [note.split(": ")[0] for note in read_run(path).info.notes][:1] == ["rounds.set_aside"]
+    assert recover(path).set_aside == []
