@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,7 +121,7 @@ class Contents:
 
 def read_contents(paths: Sequence[Path]) -> Contents:
     """Open and sum up the runs. Raises RunError for one that cannot be read, InputError for one given twice."""
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InputError("a run is given twice", code="run_twice", where="command line", remedy="Name each run once.")
     names = [label(name) for name in names_apart(paths)]
     runs = [_open(path, name) for path, name in zip(paths, names, strict=True)]

@@ -5,6 +5,7 @@ Reads run.json only. A run whose run.json cannot be read is listed with the reas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def _entry(path: Path) -> RunEntry:
 def names_apart(paths: Sequence[Path]) -> list[str]:
     """A name for each run: its folder's without .drift, behind as many folders as tell it from the others; numbered
     where a path is given twice."""
-    parts = [path.resolve().with_name(path.resolve().name.removesuffix(RUN_SUFFIX)).parts for path in paths]
+    parts = [Path(os.path.realpath(path).removesuffix(RUN_SUFFIX)).parts for path in paths]
     names = []
     for index, own in enumerate(parts):
         others = [other for other in parts if other != own]

@@ -36,7 +36,8 @@ class RunLock:
 
     def __init__(self, run: Path) -> None:
         """Take it before looking at anything that a writer changes. Raises RunError `run_is_being_written` where
-        somebody else has it, `no_locks` where the file system has none; OSErrors pass."""
+        somebody else has it, `run_vanished` where there is no such folder (any more), `no_locks` where the file system
+        has none; OSErrors pass."""
         self._descriptor = _locked(run)
         _held.add(self)
 
@@ -76,7 +77,15 @@ def _locked(run: Path) -> int:
     for _ in range(_TRIES):
         if path.exists():
             check_regular(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError as error:
+            raise RunError(
+                "the run was moved, replaced or removed at this moment",
+                code="run_vanished",
+                where=str(run),
+                remedy="See which runs there are, and try again.",
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still_there(descriptor, path):

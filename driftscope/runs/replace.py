@@ -7,8 +7,8 @@ kill in between is set right by the next writer of `a.drift` (`finish_replacing`
 
 from __future__ import annotations
 
+import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, RUN_SUFFIX, SET_ASIDE, SUMMARY, TARGET_STATES
@@ -30,7 +30,7 @@ class Replacement:
                 "this is a link to a run",
                 code="is_a_link",
                 where=str(run),
-                remedy=f"Overwrite {run.resolve()} itself, or remove the link.",
+                remedy=f"Overwrite {os.path.realpath(run)} itself, or remove the link.",
             )
         if not (run / RUN_JSON).is_file():
             raise RunError(
@@ -72,8 +72,12 @@ def finish_replacing(run: Path) -> None:
     """Set right what a kill left half done. Raises RunError `run_is_being_written` where somebody is just at it."""
     former = _former(run)
     if former.is_dir() and not former.is_symlink():
-        with suppress(FileNotFoundError), RunLock(former):  # gone: somebody was quicker
-            _finish(run)
+        try:
+            with RunLock(former):
+                _finish(run)
+        except RunError as error:
+            if error.code != "run_vanished":  # somebody was quicker
+                raise
 
 
 def _finish(run: Path) -> None:

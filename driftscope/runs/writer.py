@@ -309,8 +309,10 @@ def _create(run: Path, info: RunInfo) -> RunLock:
     unfinished.mkdir(mode=0o700, exist_ok=True)
     try:
         lock = RunLock(unfinished)
-    except FileNotFoundError:  # the same run was begun elsewhere, and has just got its name
-        raise _exists(run) from None
+    except RunError as error:
+        if error.code == "run_vanished":  # the same run was begun elsewhere, and has just got its name
+            raise _exists(run) from error
+        raise
     try:
         for folder in (ROUNDS, DEPTHS):  # they are there where a kill has left them
             (unfinished / folder).mkdir(mode=0o700, exist_ok=True)

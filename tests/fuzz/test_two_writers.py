@@ -20,7 +20,7 @@ ATTEMPTS = {
     "resume": RunWriter.resume,
     "overwrite": lambda path: RunWriter(path, make_info(), overwrite=True),
 }
-REFUSALS = {"run_is_being_written", "run_exists", "run_not_found", "not_a_run"}
+REFUSALS = {"run_is_being_written", "run_exists", "run_vanished", "run_not_found", "not_a_run"}
 PAIRS = [
     ("new", "new"),
     ("resume", "resume"),
