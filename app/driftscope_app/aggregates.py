@@ -99,8 +99,7 @@ def aux_sums(path: str, version: str, column: str) -> pa.Table:
 def head_means(path: str, version: str, condition: tuple[str, str, str, int], column: str, num_heads: int) -> pa.Table:
     """Mean of a column of heads by depth and layer for one condition: columns depth, layer, num_rounds, head_0, ..."""
     heads = ", ".join(f"avg({column}[{head + 1}])::double as head_{head}" for head in range(num_heads))
-    return _query(
-        _run(path, version),
+    return _run(path, version).query(
         f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
         "join prompts using (system_prompt, template, context_tokens, prompt_id) "
         f"where {_IN_CONDITION} and {_BASIS} and not coalesce(is_degenerate, false) "
@@ -112,19 +111,19 @@ def head_means(path: str, version: str, condition: tuple[str, str, str, int], co
 @st.cache_resource(max_entries=2 * MAX_RUNS_KEPT, show_spinner=False)
 def prompt_row(path: str, version: str, prompt: tuple[str, str, int, str]) -> dict[str, Any]:
     """The prompt's row: messages, token ids, regions, counts."""
-    rows = _query(
-        _run(path, version),
+    rows = _run(path, version).query(
         "select * from prompts where system_prompt = ? and template = ? and context_tokens = ? and prompt_id = ?",
         prompt,
     )
+    if not rows.num_rows:  # a run whose damaged prompts were set aside
+        return dict.fromkeys(rows.column_names) | {"finish_reason": "unknown"}
     return {name: rows[name][0].as_py() for name in rows.column_names}
 
 
 @st.cache_resource(max_entries=2 * MAX_RUNS_KEPT, show_spinner=False)
 def walk_rounds(path: str, version: str, batch: tuple[str, str, str, int, str]) -> pa.Table:
     """The rounds an engine would make in one conversation, in order, with the first rejected draft of each."""
-    return _query(
-        _run(path, version),
+    return _run(path, version).query(
         "with rejected as (select round_id, depth, draft_prob, draft_token, target_token, rejection_reason from depths "
         f"where {_IN_BATCH} and on_walk and layer = 0 and depth = accepted_drafts + 1 and depth <= num_drafts) "
         "select round_id, start, num_drafts, accepted_drafts, draft_prob as rejected_prob, "
@@ -137,10 +136,4 @@ def walk_rounds(path: str, version: str, batch: tuple[str, str, str, int, str]) 
 @st.cache_resource(max_entries=4 * MAX_RUNS_KEPT, show_spinner=False)
 def round_depths(path: str, version: str, round_id: int) -> pa.Table:
     """Everything recorded of one round, by depth and layer."""
-    return _query(_run(path, version), "select * from depths where round_id = ? order by layer, depth", (round_id,))
-
-
-def _query(run: Run, sql: str, parameters: tuple[Any, ...]) -> pa.Table:
-    """Like `Run.query`, with parameters instead of text from elsewhere in the SQL."""
-    with run.database() as connection:
-        return connection.sql(sql, params=list(parameters)).to_arrow_table()
+    return _run(path, version).query("select * from depths where round_id = ? order by layer, depth", (round_id,))

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from driftscope.runs import RunEntry, RunStatus, list_runs
 
-RUN_SUFFIX = ".drift"
-
 
 @dataclass(frozen=True)
 class RunRef:
@@ -60,11 +58,7 @@ def list_folder(folder: Path) -> FolderContents:
     if not folder.is_dir():
         return FolderContents(folder, [], [])
     runs: list[RunRef] = []
-    unreadable = [
-        Unreadable(path.name, "a file, not a folder: a run is a folder")
-        for path in sorted(folder.iterdir())
-        if path.suffix == RUN_SUFFIX and not path.is_dir()
-    ]
+    unreadable: list[Unreadable] = []
     for entry in list_runs(folder).runs:
         path = Path(entry.path)
         if not path.resolve().is_relative_to(folder.resolve()):

@@ -44,6 +44,9 @@ class ConditionWalks:
     num_degenerate: int
 
 
+_LISTS = ("start", "num_drafts", "accepted", "on_walk")
+
+
 def condition_walks(run: Run) -> list[ConditionWalks]:
     """In the order in which conditions were measured; those without a walk have no prompts.
 
@@ -60,14 +63,14 @@ def condition_walks(run: Run) -> list[ConditionWalks]:
     )
     prompts: dict[ConditionKey, dict[PromptKey, PromptWalks]] = {}
     num_degenerate: dict[ConditionKey, int] = {}
-    for row in table.to_pylist():
+    for [batch] in (table.slice(number, 1).to_batches() for number in range(table.num_rows)):
+        row = {name: batch[name][0].as_py() for name in batch.schema.names if name not in _LISTS}
         key: ConditionKey = tuple(row[name] for name in CONDITION)
         of_condition = prompts.setdefault(key, {})
         num_degenerate[key] = num_degenerate.get(key, 0) + row["is_degenerate"]
-        on_walk = np.array(row["on_walk"], dtype=bool)
+        start, num_drafts, accepted, on_walk = (batch[name].flatten().to_numpy(zero_copy_only=False) for name in _LISTS)
         if row["is_degenerate"] or not on_walk.any():
             continue
-        start, num_drafts, accepted = (np.array(row[name]) for name in ("start", "num_drafts", "accepted"))
         is_dense = row["is_replay"] and bool(np.all(np.diff(start) == 1))
         of_condition[row["prompt_id"], row["sha256"] or ""] = walks_of(
             num_drafts, accepted, on_walk, depth=row["depth"], is_dense=is_dense

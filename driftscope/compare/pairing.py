@@ -12,11 +12,13 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from driftscope.runs import PromptKey, Run
+from driftscope.runs.files import PROMPTS
 from driftscope.runs.reader import prompt_keys
 
 SYSTEM_ROLES = ("system", "developer")
@@ -78,18 +80,23 @@ def paired_sums(pairs: Sequence[tuple[PromptName, PromptName]], first: Prompts, 
 
 def turns_by_prompt(run: Run) -> dict[PromptKey, str | None]:
     """The turns of every prompt of the run. Without stored text the hash is that of all messages, system turns too."""
-    prompts = run.prompts().select([*PromptKey._fields, "messages", "messages_sha256"])
-    columns = (prompts[name].to_pylist() for name in ("messages", "messages_sha256"))
-    return {key: _turns(messages, sha256) for key, messages, sha256 in zip(prompt_keys(prompts), *columns, strict=True)}
+    found: dict[PromptKey, str | None] = {}
+    for prompts in run.batches(PROMPTS, [*PromptKey._fields, "messages", "messages_sha256"]):
+        columns = (prompts[name].to_pylist() for name in ("messages", "messages_sha256"))
+        found.update(zip(prompt_keys(prompts), map(_turns, *columns), strict=True))
+    return found
 
 
 _NO_MESSAGES = hashlib.sha256(b"[]").hexdigest()
 
 
+@lru_cache(maxsize=4)  # a small file can repeat one long text
 def _turns(messages: str | None, sha256: str | None) -> str | None:
     if messages is not None:
         turns = [turn for turn in json.loads(messages) if turn.get("role") not in SYSTEM_ROLES]
-        sha256 = hashlib.sha256(json.dumps(turns, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+        sha256 = hashlib.sha256(
+            json.dumps(turns, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+        ).hexdigest()
     return None if sha256 in (None, "", _NO_MESSAGES) else sha256
 
 

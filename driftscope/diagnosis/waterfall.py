@@ -66,21 +66,23 @@ def waterfalls(run: Run) -> dict[BatchKey, Waterfall]:
     """Each batch's own (one prompt): arrays of length 1. Only rounds on the walk."""
     key = ", ".join(f"r.{name}" for name in BatchKey._fields)
     table = run.query(
-        f"select {key}, r.num_depths, r.num_drafts, r.accepted_drafts, d.rejection_reason, d.fresh_right "
-        "from rounds r left join depths d on r.round_id = d.round_id and d.layer = 0 "
-        "and d.depth = r.accepted_drafts + 1 where r.on_walk order by r.round_id"
+        f"select {key}, r.num_depths, r.num_drafts, r.accepted_drafts, d.rejection_reason, d.fresh_right, "
+        "count(*) as num_rounds from rounds r left join depths d on r.round_id = d.round_id and d.layer = 0 "
+        "and d.depth = r.accepted_drafts + 1 where r.on_walk group by all order by min(r.round_id)"
     )
     if not table.num_rows:
         return {}
     columns = {name: table[name].to_pylist() for name in table.column_names}
     keys = [BatchKey(*k) for k in zip(*(columns[name] for name in BatchKey._fields), strict=True)]
-    depth, num_drafts, accepted = (np.array(columns[n]) for n in ("num_depths", "num_drafts", "accepted_drafts"))
+    depth, num_drafts, accepted, num_rounds = (
+        np.array(columns[n]) for n in ("num_depths", "num_drafts", "accepted_drafts", "num_rounds")
+    )
     reason = np.array(columns["rejection_reason"], dtype=object)
     fresh = np.array([-1 if value is None else value for value in columns["fresh_right"]])
     part = part_of_rounds(depth, num_drafts, accepted, reason, fresh)
     index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     rows = np.array([index[key] for key in keys])
-    total = collect(part, rows, depth=depth, accepted=accepted, num_prompts=len(index))
+    total = collect(part, rows, depth=depth, accepted=accepted, num_prompts=len(index), num_rounds=num_rounds)
     return {
         key: Waterfall(*(getattr(total, name)[i : i + 1] for name in Waterfall.__dataclass_fields__))
         for key, i in index.items()
@@ -88,16 +90,24 @@ def waterfalls(run: Run) -> dict[BatchKey, Waterfall]:
 
 
 def collect(
-    part: np.ndarray, prompt: np.ndarray, *, depth: np.ndarray, accepted: np.ndarray, num_prompts: int
+    part: np.ndarray,
+    prompt: np.ndarray,
+    *,
+    depth: np.ndarray,
+    accepted: np.ndarray,
+    num_prompts: int,
+    num_rounds: np.ndarray | None = None,
 ) -> Waterfall:
-    """Sums rounds by prompt. `part` as `part_of_rounds` gives it, `prompt` 0..num_prompts-1, all [round]."""
+    """Sums rounds by prompt. `part` as `part_of_rounds` gives it, `prompt` 0..num_prompts-1, all [round];
+    `num_rounds`: how many equal rounds each entry stands for (1 when None)."""
+    weight = np.ones(len(part), np.int64) if num_rounds is None else num_rounds
     is_kept = part != LEFT_OUT
     loss = np.zeros((num_prompts, len(PARTS)))
     has_loss = part >= 0
-    np.add.at(loss, (prompt[has_loss], part[has_loss]), (depth - accepted)[has_loss])
+    np.add.at(loss, (prompt[has_loss], part[has_loss]), ((depth - accepted) * weight)[has_loss])
 
     def total(value: np.ndarray, where: np.ndarray) -> np.ndarray:
-        summed: np.ndarray = np.bincount(prompt[where], value[where], num_prompts).astype(np.int64)
+        summed: np.ndarray = np.bincount(prompt[where], (value * weight)[where], num_prompts).astype(np.int64)
         return summed
 
     ones = np.ones(len(part))

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from driftscope.exchange.condition import Selection
 from driftscope.runs import Run
-from driftscope.runs.parquet import read_table
 from driftscope.runs.schema import (
     AUX_COLUMNS,
     CANDIDATE_COLUMNS,
@@ -52,10 +51,7 @@ def write_tables(run: Run, folder: Path, *, format: str, selection: Selection) -
                 [[written[file.name]]] = database.execute(
                     f"select count(*) from {name} where {selection.where()}"
                 ).fetchall()
-    except duckdb.Error as error:  # which kind damaged pages give depends on duckdb's version
-        for name, schema in (("rounds", ROUND_SCHEMA), ("depths", DEPTH_SCHEMA)):
-            for part in run.part_files(name, schema):
-                read_table(part, schema)  # raises with the name of the part at fault
+    except duckdb.Error as error:  # a part's fault is a RunError already
         raise InputError(
             f"the tables cannot be written: {str(error).splitlines()[0]}",
             code="not_writable",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from driftscope.figures import HeadMasses
 from driftscope.report.contents import Condition
 
-MAX_HEADS = 256  # more is no attention layer but a damaged run.json
 _BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
 
 
@@ -14,17 +13,16 @@ def head_means(condition: Condition, column: str) -> dict[int, HeadMasses]:
     s, run = condition.summary, condition.run.run
     drafter = run.info.drafter(s.drafter)
     num_heads = drafter.num_heads if drafter is not None else None
-    if not num_heads or num_heads > MAX_HEADS:
+    if not num_heads:
         return {}
     heads = ", ".join(f"avg({column}[{head + 1}])::double as head_{head}" for head in range(num_heads))
-    with run.database() as connection:
-        rows = connection.sql(
-            f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
-            "left join prompts using (system_prompt, template, context_tokens, prompt_id) "
-            "where drafter = ? and system_prompt = ? and template = ? and context_tokens = ? "
-            f"and {_BASIS} and not coalesce(is_degenerate, false) group by depth, layer order by layer, depth",
-            params=[s.drafter, s.system_prompt, s.template, s.context_tokens],
-        ).to_arrow_table()
+    rows = run.query(
+        f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
+        "left join prompts using (system_prompt, template, context_tokens, prompt_id) "
+        "where drafter = ? and system_prompt = ? and template = ? and context_tokens = ? "
+        f"and {_BASIS} and not coalesce(is_degenerate, false) group by depth, layer order by layer, depth",
+        [s.drafter, s.system_prompt, s.template, s.context_tokens],
+    )
     found = {}
     by_layer: dict[int, list[dict[str, float]]] = {}
     for row in rows.to_pylist():

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from probes.errors import RunError
+
 RUN_SUFFIX = ".drift"
 PROMPTS = "prompts.parquet"
 INTERVENTIONS = "interventions.parquet"
@@ -23,7 +25,7 @@ DEPTHS = "depths"
 SET_ASIDE = ".set_aside"
 TEMPORARY = ".tmp"
 
-_PART = re.compile(r"part-(\d+)\.parquet")
+_PART = re.compile(r"part-([0-9]{6,})\.parquet")
 
 
 def part_name(number: int) -> str:
@@ -33,10 +35,38 @@ def part_name(number: int) -> str:
 
 def part_numbers(folder: Path) -> list[int]:
     """Numbers of the parts in `folder`, ascending; empty when it does not exist."""
-    if not folder.is_dir():
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
         return []
-    matches = (_PART.fullmatch(entry.name) for entry in folder.iterdir())
-    return sorted(int(match[1]) for match in matches if match)
+    except NotADirectoryError as error:
+        raise RunError(
+            "this is a file where a run has a folder of parts",
+            code="not_a_folder",
+            where=str(folder),
+            remedy="Restore it from a copy of the run.",
+        ) from error
+    matches = (_PART.fullmatch(name) for name in names)
+    return sorted(number for match in matches if match and part_name(number := int(match[1])) == match[0])
+
+
+def refuse_links_out(run: Path) -> None:
+    """Raises RunError `link_out` when something in the run is a link that leads out of its folder: neither is what lies
+    there shown as the run's, nor is it written to."""
+    own = os.path.realpath(run)
+    for folder in (run, run / ROUNDS, run / DEPTHS):
+        try:
+            links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+        except (FileNotFoundError, NotADirectoryError):  # said where the folder is needed
+            continue
+        for link in links:
+            if not os.path.realpath(link).startswith(own + os.sep):
+                raise RunError(
+                    "this is a link that leads out of the run",
+                    code="link_out",
+                    where=link,
+                    remedy="Put the file itself in its place, or remove the link.",
+                )
 
 
 def next_part_number(run: Path) -> int:

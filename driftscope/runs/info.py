@@ -10,16 +10,31 @@ import dataclasses
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from driftscope.runs.files import write_bytes_atomically
+from driftscope.runs.files import refuse_links_out, write_bytes_atomically
 from probes.checkpoint.spec import DrafterSpec
-from probes.errors import RunError
+from probes.errors import InputError, RunError
+from probes.regular_file import read_regular
 
 SCHEMA_VERSION = 1
 RUN_JSON = "run.json"
+
+# What is larger was not written by driftscope: arrays are sized by these, and a list of a million objects takes memory.
+MAX_RUN_JSON_BYTES = 8 << 20
+MAX_DEPTH = 64
+MAX_LAYERS = 64  # of a drafter
+MAX_HEADS = 1_024
+MAX_AUX_LAYERS = 64
+MAX_DRAFTERS = 1_000
+MAX_ITEMS = 100_000
+Size = Annotated[int, Field(ge=0, le=2**53)]
+Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+BAD_RUN_JSON_REMEDY = "Restore it from a copy of the run; the parts beside it stay readable with any Parquet reader."
 
 
 class RunStatus(StrEnum):
@@ -43,9 +58,9 @@ class TargetInfo(Stored):
     name: str = ""  # as asked for: a folder or a Hub id with @revision
     path: str = ""  # the folder that was read
     model_type: str = ""
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    vocab_size: int | None = None
+    num_layers: Size | None = None
+    hidden_size: Size | None = None
+    vocab_size: Size | None = None
     files_sha256: dict[str, str] = Field(default_factory=dict)  # file name -> sha256
 
 
@@ -56,13 +71,14 @@ class DrafterInfo(Stored):
     path: str = ""
     kind: str = ""  # "eagle3" | "eagle3.1"
     producer: str = ""
-    aux_layer_ids: list[int] = Field(default_factory=list)  # boundary ids, ascending: the order of fusion_share
-    num_layers: int | None = None
-    num_heads: int | None = None  # the length of every list of heads in depths/
-    num_kv_heads: int | None = None
-    draft_vocab_size: int | None = None
+    # boundary ids, ascending: the order of fusion_share
+    aux_layer_ids: list[Size] = Field(default_factory=list, max_length=MAX_AUX_LAYERS)
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = None
+    num_heads: Annotated[int, Field(ge=1, le=MAX_HEADS)] | None = None  # the length of every list of heads in depths/
+    num_kv_heads: Size | None = None
+    draft_vocab_size: Size | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # every field of DrafterSpec
-    origins: dict[str, Any] = Field(default_factory=dict)  # setting -> source, detail, is_certain
+    origins: dict[str, dict[str, Any]] = Field(default_factory=dict)  # setting -> source, detail, is_certain
     findings: list[dict[str, Any]] = Field(default_factory=list)
     files_sha256: dict[str, str] = Field(default_factory=dict)
 
@@ -112,48 +128,56 @@ class Cost(Stored):
     """What a round costs on the machine that made the run: medians in microseconds (`probes.costs.MeasuredCost`)."""
 
     drafter: str
-    batch_size: int  # requests in a round
-    context_tokens: int  # that each has
-    draft_us: list[float]  # of draft step k = 1..K
-    verify_us: list[float]  # of a verify of K' + 1 tokens, K' = 1..K
-    plain_us: float  # of one step without speculation
-    num_repeats: int
+    batch_size: Annotated[int, Field(ge=1, le=2**53)]  # requests in a round
+    context_tokens: Size  # that each has
+    draft_us: Annotated[list[Microseconds], Field(min_length=1, max_length=MAX_DEPTH)]  # of draft step k = 1..K
+    verify_us: Annotated[
+        list[Microseconds], Field(min_length=1, max_length=MAX_DEPTH)
+    ]  # of a verify of K' + 1 tokens, K' = 1..K
+    plain_us: Microseconds  # of one step without speculation
+    num_repeats: Size
 
 
 class Counts(Stored):
     """What the parts hold; rewritten at every flush, recomputed by `recover`."""
 
-    num_prompts: int = 0
-    num_batches: int = 0  # prompt x drafter, those without a round left out
-    num_rounds: int = 0
-    num_depth_rows: int = 0
-    num_parts: int = 0
+    num_prompts: Size = 0
+    num_batches: Size = 0  # prompt x drafter, those without a round left out
+    num_rounds: Size = 0
+    num_depth_rows: Size = 0
+    num_parts: Size = 0
 
 
 class RunInfo(Stored):
     """The whole of run.json."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Size = SCHEMA_VERSION
     status: RunStatus = RunStatus.running
     engine: str = ""  # "replay" | "live" | "vllm" | "import"
     level: str = "default"  # vllm: counts | default | heads
-    depth: int = 0  # K, the largest of all drafters
-    temperature: float | None = None  # null: an imported run whose source does not say
-    top_k: int | None = None  # at temperature > 0; 0 = all; null: an import, or a run from before (all)
-    top_p: float | None = None
+    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 0  # K, the largest of all drafters
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
+        None  # null: an imported run whose source does not say
+    )
+    top_k: Annotated[int, Field(ge=-1, le=2**53)] | None = (
+        None  # at temperature > 0; 0 = all; null: an import, or a run from before (all)
+    )
+    top_p: Annotated[float, Field(allow_inf_nan=False)] | None = None
     draft_sample_method: str | None = None  # "greedy" | "probabilistic"
     acceptance_rule: str = ""  # e.g. "greedy", "rejection_sampling"
-    sink_slots: int = 1  # S: how many first slots are the sink
+    sink_slots: Size = 1  # S: how many first slots are the sink
     has_text: bool = True  # False: hashes instead of messages and token ids
     plan: dict[str, Any] = Field(default_factory=dict)  # everything that was asked for
     target: TargetInfo = Field(default_factory=TargetInfo)
-    drafters: list[DrafterInfo] = Field(default_factory=list)
+    drafters: list[DrafterInfo] = Field(default_factory=list, max_length=MAX_DRAFTERS)
     provenance: Provenance = Field(default_factory=Provenance)
     region_definitions: dict[str, str] = Field(default_factory=dict)  # region -> what it covers in this run
-    interventions: list[str] = Field(default_factory=list)  # ids that were run on every text, as far as they apply
+    interventions: list[str] = Field(
+        default_factory=list, max_length=MAX_ITEMS
+    )  # ids that were run on every text, as far as they apply
     reference_target: str | None = None  # what `reference_target` and target_states.parquet compare with
-    notes: list[str] = Field(default_factory=list)  # what a reader of the numbers must know
-    costs: list[Cost] = Field(default_factory=list)  # empty: not measured
+    notes: list[str] = Field(default_factory=list, max_length=MAX_ITEMS)  # what a reader of the numbers must know
+    costs: list[Cost] = Field(default_factory=list, max_length=MAX_DRAFTERS)  # empty: not measured
     counts: Counts = Field(default_factory=Counts)
     created_at: str = ""  # ISO 8601, UTC
     updated_at: str = ""
@@ -167,7 +191,7 @@ class RunInfo(Stored):
 
 
 def read_info(run: Path) -> RunInfo:
-    """Read `run`/run.json. Raises RunError: run_not_found, not_a_run, bad_run_json, newer_schema."""
+    """Read `run`/run.json. Raises RunError: run_not_found, not_a_run, link_out, bad_run_json, newer_schema."""
     if not run.exists():
         raise RunError(
             "there is no such run",
@@ -175,16 +199,19 @@ def read_info(run: Path) -> RunInfo:
             where=str(run),
             remedy="See which runs there are with `driftscope runs list FOLDER`.",
         )
+    refuse_links_out(run)
     file = run / RUN_JSON
-    if not file.is_file():
+    try:
+        info = RunInfo.model_validate_json(read_regular(file, max_bytes=MAX_RUN_JSON_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             "not a run: it has no run.json",
             code="not_a_run",
             where=str(run),
             remedy="Give the path of a NAME.drift folder.",
-        )
-    try:
-        info = RunInfo.model_validate_json(file.read_bytes())
+        ) from None
+    except InputError as error:
+        raise RunError(error.message, code="bad_run_json", where=str(file), remedy=BAD_RUN_JSON_REMEDY) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -192,7 +219,7 @@ def read_info(run: Path) -> RunInfo:
             f"run.json cannot be read: {first['msg']}" + (f" at {place}" if place else ""),
             code="bad_run_json",
             where=str(file),
-            remedy="Restore it from a copy of the run; the parts beside it stay readable with any Parquet reader.",
+            remedy=BAD_RUN_JSON_REMEDY,
         ) from error
     if info.schema_version > SCHEMA_VERSION:
         raise RunError(

@@ -14,7 +14,9 @@ from pydantic import BaseModel, Field
 from driftscope.runs.files import RUN_SUFFIX
 from driftscope.runs.info import RunStatus
 from driftscope.runs.reader import read_run
-from probes.errors import RunError
+from probes.errors import InputError, RunError, bounded, file_error
+
+MAX_PATH = 4_096  # characters; Linux opens no longer path
 
 
 class RunEntry(BaseModel):
@@ -51,19 +53,25 @@ def list_runs(folder: str | Path) -> RunList:
         raise RunError(
             "there is no such folder", code="folder_not_found", where=str(root), remedy="Give a folder that holds runs."
         )
-    paths = (
-        [root] if root.suffix == RUN_SUFFIX else [p for p in root.iterdir() if p.suffix == RUN_SUFFIX and p.is_dir()]
-    )
+    paths = [root] if root.suffix == RUN_SUFFIX else [p for p in root.iterdir() if p.suffix == RUN_SUFFIX]
     entries = sorted((_entry(path) for path in paths), key=lambda entry: entry.name)
     entries.sort(key=lambda entry: entry.created_at, reverse=True)
     return RunList(folder=str(root), runs=entries)
 
 
 def _entry(path: Path) -> RunEntry:
+    """Whatever stands there costs this run its row's text, never the others theirs."""
     try:
+        os.fsencode(path).decode()
+        if not path.is_dir():
+            return _unreadable(path, "a file, not a folder: a run is a folder")
         run = read_run(path)
-    except RunError as error:
-        return RunEntry(path=str(path), name=path.stem, error=str(error))
+    except UnicodeDecodeError:
+        return _unreadable(path, "the name of this folder is not UTF-8: rename it")
+    except InputError as error:
+        return _unreadable(path, str(error))
+    except OSError as error:
+        return _unreadable(path, str(file_error(error)))
     info = run.info
     return RunEntry(
         path=str(path),
@@ -77,6 +85,11 @@ def _entry(path: Path) -> RunEntry:
         created_at=info.created_at,
         updated_at=info.updated_at,
     )
+
+
+def _unreadable(path: Path, reason: str) -> RunEntry:
+    shown = Path(bounded(str(path), MAX_PATH))
+    return RunEntry(path=str(shown), name=shown.stem, error=reason)
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:

@@ -25,7 +25,7 @@ from driftscope.runs.files import (
 )
 from driftscope.runs.info import Counts, RunStatus, read_info, write_info
 from driftscope.runs.lock import RunLock
-from driftscope.runs.parquet import num_rows, read_table
+from driftscope.runs.parquet import num_rows, read_batches
 from driftscope.runs.reader import batches_on_disk
 from driftscope.runs.schema import (
     DEPTH_SCHEMA,
@@ -124,6 +124,7 @@ def _set_aside_unreadable(file: Path, schema: pa.Schema, aside: list[SetAside]) 
     if not file.exists():
         return
     try:
-        read_table(file, schema)
+        for _ in read_batches(file, schema):
+            pass
     except RunError as error:
         aside.append(SetAside(file=str(set_aside(file)), reason=error.message))

@@ -15,24 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
-from driftscope.runs.files import DEPTHS, INTERVENTIONS, PROMPTS, ROUNDS, TARGET_STATES, part_name, part_numbers
-from driftscope.runs.info import RunStatus
-from driftscope.runs.parquet import read_table
-from driftscope.runs.reader import Run, read_run
-from driftscope.runs.schema import (
-    AUX_COLUMNS,
-    DEPTH_SCHEMA,
-    INTERVENTION_SCHEMA,
-    MASS_COLUMNS,
-    PROMPT_SCHEMA,
-    ROUND_SCHEMA,
-    TARGET_STATE_SCHEMA,
-    BatchKey,
+from driftscope.runs.contradictions import (
+    COUNTS_STATEMENT,
+    FURTHER_CHECKS,
+    INTERVENTIONS_STATEMENT,
+    OPENING_CHECKS,
+    VALUES_STATEMENT,
+    wrong_interventions,
 )
+from driftscope.runs.files import DEPTHS, INTERVENTIONS, ROUNDS
+from driftscope.runs.info import RunStatus
+from driftscope.runs.parquet import read_batches
+from driftscope.runs.reader import SCHEMAS, Run, batch_keys, read_run
+from driftscope.runs.schema import AUX_COLUMNS, MASS_COLUMNS, ROUND_SCHEMA, BatchKey
 from driftscope.stats.thresholds import FUSION_SUM_TOLERANCE, MASS_SUM_TOLERANCE
 from probes.errors import RunError
-
-_KEY = ", ".join(BatchKey._fields)
 
 
 class Check(BaseModel):
@@ -63,113 +60,74 @@ def verify(path: str | Path) -> Verification:
     run = read_run(path)
     checks = [_readable(run)]
     if checks[0].num_failed == 0:
-        checks += [*_sql_checks(run), _batches_whole(run), _masses(run), _fusion_shares(run), *_counts(run)]
+        checks.append(_values(run))
+    if checks[-1].num_failed == 0:
+        checks += [
+            *_sql_checks(run),
+            _interventions(run),
+            _batches_whole(run),
+            _masses(run),
+            _fusion_shares(run),
+            *_counts(run),
+        ]
     is_sound = not any(check.num_failed for check in checks)
     return Verification(path=str(run.path), status=run.status, is_sound=is_sound, checks=checks)
 
 
 def _readable(run: Run) -> Check:
-    files = [(run.path / ROUNDS / part_name(n), ROUND_SCHEMA) for n in part_numbers(run.path / ROUNDS)]
-    files += [(run.path / DEPTHS / file.name, DEPTH_SCHEMA) for file, _ in files]
-    small = ((PROMPTS, PROMPT_SCHEMA), (INTERVENTIONS, INTERVENTION_SCHEMA), (TARGET_STATES, TARGET_STATE_SCHEMA))
-    files += [(run.path / name, schema) for name, schema in small if (run.path / name).exists()]
+    files = [(file, schema) for table, schema in SCHEMAS.items() for file in run.files(table)]
     failures = []
     for file, schema in files:
         try:
-            read_table(file, schema)
+            for _ in read_batches(file, schema):
+                pass
         except RunError as error:
             failures.append(str(error))
     return _check("parts_readable", "every file can be read, page checksums match", len(files), failures)
 
 
-# name -> (statement, query for the number of items, query for the failures: one text column)
-_SQL_CHECKS = {
-    "prompts_unique": (
-        "a prompt stands once in prompts",
-        "select count(*) from prompts",
-        "select concat_ws(' / ', system_prompt, template, context_tokens, prompt_id) from prompts "
-        "group by system_prompt, template, context_tokens, prompt_id having count(*) > 1",
-    ),
-    "prompts_present": (
-        "every round's prompt is in prompts",
-        "select count(*) from rounds",
-        f"select distinct concat_ws(' / ', {_KEY}) from rounds "
-        "anti join prompts using (system_prompt, template, context_tokens, prompt_id)",
-    ),
-    "round_ids_unique": (
-        "a round_id stands once in rounds",
-        "select count(*) from rounds",
-        "select 'round ' || round_id from rounds group by round_id having count(*) > 1",
-    ),
-    "starts_unique": (
-        "a batch has one round for each start",
-        "select count(*) from rounds",
-        f"select concat_ws(' / ', {_KEY}) || ' start ' || start from rounds group by {_KEY}, start having count(*) > 1",
-    ),
-    "rounds_join_depths": (
-        "every round has num_depths rows per layer in depths, and depths has no others",
-        "select count(*) from rounds",
-        "with d as (select round_id, count(*) as num_rows, count(distinct depth) as num_depths, "
-        "max(depth) as max_depth, count(distinct layer) as num_layers from depths group by round_id) "
-        "select 'round ' || coalesce(r.round_id, d.round_id) from rounds r full join d using (round_id) "
-        "where r.round_id is null or d.round_id is null or d.num_depths != r.num_depths "
-        "or d.max_depth != r.num_depths or d.num_rows != r.num_depths * d.num_layers",
-    ),
-    "rounds_equal_depths": (
-        "what depths repeats of a round is the round's",
-        "select count(*) from depths",
-        "select distinct 'round ' || r.round_id from rounds r join depths d using (round_id) where "
-        + " or ".join(
-            f"r.{name} is distinct from d.{name}"
-            for name in (
-                *BatchKey._fields,
-                "engine",
-                "start",
-                "num_drafts",
-                "accepted_drafts",
-                "on_walk",
-                "has_all_labels",
-            )
-        ),
-    ),
-    "accepted_within_drafts": (
-        "accepted_drafts <= num_drafts <= K",
-        "select count(*) from rounds",
-        "select 'round ' || round_id from rounds where accepted_drafts > num_drafts or num_drafts > num_depths",
-    ),
-    "accepted_is_a_prefix": (
-        "the depths accepted are 1..accepted_drafts",
-        "select count(*) from rounds",
-        "select 'round ' || round_id from depths where layer = 0 group by round_id, accepted_drafts "
-        "having count(*) filter (accepted = 1) != accepted_drafts "
-        "or coalesce(max(depth) filter (accepted = 1), 0) != accepted_drafts",
-    ),
-    "walk_identity": (
-        "1 + sum(accepted + 1) - trimmed = completion tokens, for every walk",
-        f"select count(*) from (select {_KEY} from rounds where num_trimmed_tokens is not null group by all)",
-        f"with walks as (select {_KEY}, 1 + coalesce(sum(accepted_drafts + 1) filter (on_walk), 0) "
-        "- any_value(num_trimmed_tokens) as num_tokens from rounds where num_trimmed_tokens is not null group by all) "
-        f"select concat_ws(' / ', {_KEY}) || ': ' || num_tokens || ' tokens walked, response has ' || num_response_tokens "
-        "from walks join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        "where num_tokens != num_response_tokens",
-    ),
-}
+def _values(run: Run) -> Check:
+    """The first failure of each table."""
+    num_checked, failures = 0, []
+    for table in SCHEMAS:
+        num_checked += run.num_rows(table)
+        try:
+            for _ in run.batches(table):
+                pass
+        except RunError as error:
+            failures.append(str(error))
+    return _check("values_possible", VALUES_STATEMENT, num_checked, failures)
 
 
 def _sql_checks(run: Run) -> Iterator[Check]:
-    with run.database() as database:
-        for name, (statement, count, failures) in _SQL_CHECKS.items():
-            [[num_checked]] = database.execute(count).fetchall()
-            failed = [row[0] for row in database.execute(failures).fetchall()]
-            yield _check(name, statement, num_checked, failed)
+    with run.connection() as database:
+        for check in (*OPENING_CHECKS, *FURTHER_CHECKS):
+            [[num_checked]] = database.execute(check.num_items).fetchall()
+            failures = database.execute(check.failures)
+            examples, num_failed = [row[0] for row in failures.fetchmany(5)], 0
+            while more := failures.fetchmany(10_000):
+                num_failed += len(more)
+            yield Check(
+                name=check.name,
+                statement=check.statement,
+                num_checked=num_checked,
+                num_failed=num_failed + len(examples),
+                examples=examples,
+            )
+
+
+def _interventions(run: Run) -> Check:
+    table = run.table(INTERVENTIONS)
+    return _check("interventions_whole", INTERVENTIONS_STATEMENT, table.num_rows, wrong_interventions(table))
 
 
 def _batches_whole(run: Run) -> Check:
     parts_of: Counter[BatchKey] = Counter()
-    for file in run.part_files(ROUNDS, ROUND_SCHEMA):
-        distinct = read_table(file, ROUND_SCHEMA).group_by(list(BatchKey._fields)).aggregate([])
-        columns = (distinct[name].to_pylist() for name in BatchKey._fields)
-        parts_of.update(BatchKey(*key) for key in zip(*columns, strict=True))
+    for file in run.files(ROUNDS):
+        keys: set[BatchKey] = set()
+        for batch in read_batches(file, ROUND_SCHEMA, BatchKey._fields):
+            keys.update(batch_keys(batch))
+        parts_of.update(keys)
     failures = [" / ".join(map(str, key)) for key, count in parts_of.items() if count > 1]
     return _check("batches_whole", "a batch lies whole in one part", len(parts_of), failures)
 
@@ -177,9 +135,8 @@ def _batches_whole(run: Run) -> Check:
 def _masses(run: Run) -> Check:
     """Where some regions are unmeasured (null), the others must not exceed 1."""
     num_checked, failures = 0, []
-    for file in run.part_files(DEPTHS, DEPTH_SCHEMA):
-        table = read_table(file, DEPTH_SCHEMA)
-        lists = [table[name].combine_chunks() for name in MASS_COLUMNS]
+    for table in run.batches(DEPTHS, ["round_id", "depth", "layer", *MASS_COLUMNS]):
+        lists = [table[name] for name in MASS_COLUMNS]
         widths = np.stack([_widths(column) for column in lists])  # [region, row]; 0 where null
         heads = widths.max(axis=0)  # [row]
         is_ragged = ((widths != heads) & (widths > 0)).any(axis=0)
@@ -205,13 +162,14 @@ def _masses(run: Run) -> Check:
 
 def _fusion_shares(run: Run) -> Check:
     num_checked, failures = 0, []
-    for file in run.part_files(ROUNDS, ROUND_SCHEMA):
-        table = read_table(file, ROUND_SCHEMA)
-        table = table.filter(pc.is_valid(table[AUX_COLUMNS[0]]))
-        shares = table[AUX_COLUMNS[0]].combine_chunks()
+    for batch in run.batches(ROUNDS, ["round_id", "fusion_share_bias", AUX_COLUMNS[0]]):
+        table = batch.filter(pc.is_valid(batch[AUX_COLUMNS[0]]))
+        shares = table[AUX_COLUMNS[0]]
         row = np.repeat(np.arange(len(shares)), _widths(shares))
         values = shares.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-        bias = np.nan_to_num(table["fusion_share_bias"].to_numpy().astype(np.float64))  # null: no bias
+        bias = np.nan_to_num(
+            table["fusion_share_bias"].to_numpy(zero_copy_only=False).astype(np.float64)
+        )  # null: no bias
         total = np.bincount(row, values, len(shares)) + bias
         scale = np.bincount(row, np.abs(values), len(shares)) + np.abs(bias)
         is_wrong = ~(np.abs(total - 1) <= FUSION_SUM_TOLERANCE * scale)  # NaN is wrong too
@@ -222,21 +180,9 @@ def _fusion_shares(run: Run) -> Check:
 
 
 def _counts(run: Run) -> list[Check]:
-    """Only a finished writer's counts are promised to be current."""
     if run.status is not RunStatus.complete:
         return []
-    counts = run.info.counts
-    found = {
-        "num_prompts": run.prompts().num_rows,
-        "num_rounds": run.rounds(["round_id"]).num_rows,
-        "num_depth_rows": run.depths(["round_id"]).num_rows,
-    }
-    failures = [
-        f"{name}: run.json says {getattr(counts, name)}, the parts hold {value}"
-        for name, value in found.items()
-        if getattr(counts, name) != value
-    ]
-    return [_check("counts_match", "run.json's counts are those of the parts", len(found), failures)]
+    return [_check("counts_match", COUNTS_STATEMENT, 3, run.wrong_counts())]
 
 
 def _widths(lists: pa.ListArray) -> np.ndarray:

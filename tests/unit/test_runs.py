@@ -380,7 +380,8 @@ def test_any_run_verifies(tmp_path: Path, **shape: Any) -> None:
     """Masses and fusion shares sum to 1, walks give the completion's length, rounds and depths join, for any shape."""
     prompt = make_prompt(num_response_tokens=shape.pop("num_response_tokens"), seed=shape["seed"])
     path = tmp_path / "a.drift"
-    with RunWriter(path, make_info(engine=shape["engine"]), overwrite=path.exists()) as writer:
+    info = make_info(engine=shape["engine"], depth=shape["depth"], num_heads=shape["num_heads"])
+    with RunWriter(path, info, overwrite=path.exists()) as writer:
         writer.write_batch(prompt)
         writer.write_batch(make_batch(prompt, drafter="eagle3", **shape))
         writer.write_batch(make_batch(prompt, drafter="eagle3.1", **shape))

@@ -41,14 +41,18 @@ ROUNDS, DEPTHS = "rounds/part-000000.parquet", "depths/part-000000.parquet"
         (DEPTHS, lambda t: _set(t, "mass_user", 3, [0.1]), {"masses_sum_to_1": 1}),  # another number of heads
         (ROUNDS, lambda t: _scaled(t, "fusion_share", 2, 1.001), {"fusion_shares_sum_to_1": 1}),
         (ROUNDS, lambda t: _set(t, "fusion_share", 2, None), {}),
-        (ROUNDS, lambda t: _set(t, "num_drafts", 0, 9), {"accepted_within_drafts": 1, "rounds_equal_depths": 1}),
+        (ROUNDS, lambda t: _set(t, "num_drafts", 0, 9), {"values_possible": 1}),
         (ROUNDS, _other_start, {"starts_unique": 1, "rounds_equal_depths": 1}),
         (ROUNDS, lambda t: _set(t, "round_id", 0, 1), {"round_ids_unique": 1, "rounds_join_depths": 1}),
         (DEPTHS, lambda t: t.slice(1), {"rounds_join_depths": 1, "counts_match": 1}),
         (ROUNDS, lambda t: t.slice(0, t.num_rows - 1), {"rounds_join_depths": 1, "counts_match": 1}),
         ("prompts.parquet", lambda t: t.slice(1), {"prompts_present": 2, "counts_match": 1}),
         ("prompts.parquet", lambda t: pa.concat_tables([t, t.slice(0, 1)]), {"prompts_unique": 1, "counts_match": 1}),
-        ("prompts.parquet", lambda t: _set(t, "num_response_tokens", 0, 31), {"walk_identity": 2}),
+        (
+            "prompts.parquet",
+            lambda t: _set(_set(t, "num_response_tokens", 0, 31), "num_continuation_tokens", 0, 6),
+            {"walk_identity": 2},
+        ),
         (DEPTHS, lambda t: _set(t, "accepted", 0, 1 - t["accepted"][0].as_py()), {"accepted_is_a_prefix": 1}),
     ],
 )
