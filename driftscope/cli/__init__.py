@@ -6,6 +6,7 @@ To add a command: write its module with one function of the command's name, add 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     is_json = "--json" in options
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8, and not every terminal is
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = app(args=arguments, prog_name="driftscope", standalone_mode=False)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ Knows no command. `--json` prints exactly one object with `schema_version`, also
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def print_json(output: BaseModel) -> None:
     """The command's one JSON object, on stdout."""
-    sys.stdout.write(output.model_dump_json(indent=2) + "\n")
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        text = output.model_dump_json(indent=2)
+    except PydanticSerializationError:  # a file's name that is not UTF-8: as JSON escapes, which Python reads back
+        text = json.dumps(output.model_dump(mode="json"), indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def console() -> Console:
