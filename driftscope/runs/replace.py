@@ -99,7 +99,7 @@ def _clear(path: Path, run: Path) -> None:
     if not path.is_symlink() and (path / RUN_JSON).is_file():
         with RunLock(path):
             if _replaces(path, run):
-                shutil.rmtree(path)
+                _remove(path)
                 return
     raise RunError(
         "overwriting needs this name, and there is something of this name already",
@@ -107,6 +107,15 @@ def _clear(path: Path, run: Path) -> None:
         where=str(path),
         remedy="Rename or remove it.",
     )
+
+
+def _remove(run: Path) -> None:
+    """Under a hidden name first: a kill in between leaves nothing that looks like a run and is half of one."""
+    hidden = run.with_name(f".{run.name}.removed")
+    if hidden.is_dir() and not hidden.is_symlink():
+        shutil.rmtree(hidden)  # of an earlier kill
+    run.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def _replaces(path: Path, run: Path) -> bool:
