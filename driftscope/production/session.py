@@ -41,6 +41,7 @@ class Session:
     in_draft_vocab: np.ndarray  # bool [vocab]
     norm_output: bool
     status: Callable[[], Any]
+    regions: Callable[[np.ndarray], np.ndarray] | None = None  # of prompts whose regions the sampler left open
     heads: TakenHeads | None = None  # of the other tensor parallel workers
     num_written: int = 0
     num_sampling: int = 0  # at temperature > 0
@@ -135,6 +136,7 @@ class Session:
                 drafter=self.drafter,
                 in_draft_vocab=self.in_draft_vocab,
                 norm_output=self.norm_output,
+                regions=self.regions,
             )
         except Exception as error:  # this request's record contradicts itself: the next may not
             self._fail(error)
@@ -180,6 +182,7 @@ class Session:
             "responses were too short for a round": self.num_short,
             "requests had a longer prompt than max_prompt_tokens": self.sampler.num_too_long,
             "requests have no masses: the heads of another worker did not come": self.num_headless,
+            "requests had a label that is not text: they count as unlabelled": self.sampler.num_unusable_labels,
             "requests were not written: the writing thread was behind": self.num_dropped,
             "steps were not recorded: the recorder was behind": status.num_dropped_steps,
             "requests were not written: one of their steps was not recorded, or the engine dropped its tokens": (

@@ -18,6 +18,9 @@ from driftscope.production.config import ProductionConfig, read_config
 from probes.errors import DriftscopeError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
     from torch import Tensor
 
     from driftscope.production.session import Session
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from driftscope.runs.writer import RunWriter
     from probes.checkpoint.spec import DrafterSpec
     from probes.vllm.recorder import Recorder, Recording
+
+    Regions = Callable[[np.ndarray], np.ndarray]  # int [token] -> uint8 [token]
 
 logger = logging.getLogger("driftscope.production")
 
@@ -92,12 +97,12 @@ class _Production:
         folder = heads_folder(self.config.out, runner.vllm_config)
         is_split = num_ranks > 1 and self.config.level != "counts"
         if rank == 0:
-            note = self._learn_regions(runner)
+            regions, note = self._learn_regions(runner)
             heads = TakenHeads(folder=folder, num_ranks=num_ranks) if is_split else None
-            self.session = self._session(runner, note, heads)
+            self.session = self._session(runner, regions, note, heads)
             logger.warning("driftscope records into %s", self.session.writer.path)
         elif is_split:
-            self._learn_regions(runner)  # masses are by region from the start
+            self._learn_regions(runner)
             self.sent = SentHeads(folder=folder, rank=rank, sampler=self.sampler)
         # runs where a worker process ends in order; a killed one leaves a run that `runs recover` mends
         Finalize(None, self._close, exitpriority=100)
@@ -108,8 +113,8 @@ class _Production:
         if self.session is not None:
             self.session.close()
 
-    def _learn_regions(self, runner: Any) -> str:
-        """-> a sentence for the run's notes."""
+    def _learn_regions(self, runner: Any) -> tuple[Regions | None, str]:
+        """-> (what gives a prompt's regions, a sentence for the run's notes)."""
         from transformers import AutoTokenizer
 
         from driftscope.production.turns import learn
@@ -120,10 +125,12 @@ class _Production:
                 config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
             )
         )
-        self.sampler.regions = None if markers is None else markers.regions
-        return note
+        regions = None if markers is None else markers.regions
+        if self.config.level == "heads":  # the device puts masses under them from the first draft on
+            self.sampler.regions = regions
+        return regions, note
 
-    def _session(self, runner: Any, note: str, heads: TakenHeads | None) -> Session:
+    def _session(self, runner: Any, regions: Regions | None, note: str, heads: TakenHeads | None) -> Session:
         from driftscope.production.session import Session
         from probes.checkpoint.read import read_spec
         from probes.checkpoint.tensors import load_tensors
@@ -148,6 +155,7 @@ class _Production:
             norm_output=spec.norm_output,
             status=self.recording.status,
             heads=heads,
+            regions=regions,
         )
 
 

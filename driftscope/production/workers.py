@@ -32,7 +32,8 @@ def heads_folder(out: Path, vllm_config: Any) -> Path:
 
 
 def _file(folder: Path, rank: int, request_id: str) -> Path:
-    return folder / f"{rank}-{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.npy"
+    digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()  # a client's id: any characters
+    return folder / f"{rank}-{digest[:32]}.npy"
 
 
 def _failure_file(folder: Path, rank: int) -> Path:
