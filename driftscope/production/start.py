@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import sys
+import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,10 +109,14 @@ class _Production:
         Finalize(None, self._close, exitpriority=100)
 
     def _close(self) -> None:
+        from driftscope.production.session import CLOSE_SECONDS
+
         self.sampler.is_open = False
-        self.recording.flush()
+        end = time.monotonic() + CLOSE_SECONDS
+        if not self.recording.flush(CLOSE_SECONDS / 2):
+            logger.error("driftscope's recorder did not come to an end: the requests that it has in hand are lost")
         if self.session is not None:
-            self.session.close()
+            self.session.close(end - time.monotonic())
 
     def _learn_regions(self, runner: Any) -> tuple[Regions | None, str]:
         """-> (what gives a prompt's regions, a sentence for the run's notes)."""
