@@ -26,7 +26,7 @@ def response_end(rounds: RequestRounds) -> tuple[int, str]:
     limit = rounds.request.max_tokens
     emitted = set(response.tolist())
     given = chain(rounds.request.stop_token_ids, (rounds.request.eos_token_id,))  # as many as the client liked
-    is_stop = np.isin(response[:limit], [token for token in given if token in emitted])
+    is_stop = np.isin(response[:limit], [token for token in given if token is not None and token in emitted])
     if is_stop.any():
         return num_prompt + int(is_stop.argmax()) + 1, "stop"
     if limit is not None and len(response) >= limit:
