@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from driftscope.production.config import ProductionConfig
+from driftscope.production.sampling import Sampler
 from driftscope.production.session import Session
+from driftscope.production.workers import SentHeads, TakenHeads
 from driftscope.runs import RunStatus, read_run, writer
 from driftscope.runs.verify import verify
 from tests.cpu.test_plugin_session import answered, recorder_status, session
@@ -184,6 +188,26 @@ def test_a_record_that_the_writer_refuses_loses_no_other(tmp_path: Path, monkeyp
     assert run.info.counts.num_batches == NUM_REQUESTS - 1
     assert "WRITING FAILED (1 times); requests were answered: ValueError: refused" in run.info.notes
     assert recorded.num_unsaved == 0
+
+
+def test_heads_that_the_disk_did_not_take_turn_no_worker_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = SentHeads(folder=tmp_path, rank=1, sampler=Sampler(ProductionConfig(out=tmp_path / "a.drift")))
+    save = np.save
+
+    def full(file: Any, rows: np.ndarray, **options: Any) -> None:
+        save(file, rows, **options)
+        raise no_space(tmp_path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        sent.write(answered(0))
+    assert list(tmp_path.iterdir()) == []
+    sent.write(answered(1))
+    assert (sent.num_failed, sent.sampler.is_open) == (1, True)
+    taken = TakenHeads(folder=tmp_path, num_ranks=2)
+    monkeypatch.setattr("driftscope.production.workers.PATIENCE_SECONDS", 0.0)
+    assert taken.take("r0") == [None]
+    assert taken.take("r1")[0]["start"].tolist() == [4, 6, 9]  # type: ignore[index]
 
 
 def test_labels_that_are_no_text_stand_in_the_run(tmp_path: Path) -> None:
