@@ -178,8 +178,11 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
     stem = out.stem + (f"-dp{rank}" if rank else "")
     for number in range(1, MAX_RUNS):
         path = out.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{out.suffix}")
-        if not path.exists():
+        try:
             return RunWriter(path, info)
+        except RunError as error:  # so two servers that start together get two names
+            if error.code not in ("run_exists", "run_is_being_written"):
+                raise
     raise RunError("there are too many runs of this name", code="run_exists", where=str(out), remedy="move them away")
 
 

@@ -137,10 +137,12 @@ def test_a_disk_that_stays_full_costs_the_rounds_and_says_so(
     recorded._thread.join()
     said = notes(tmp_path / "a.drift")
     assert any(note.startswith("WRITING FAILED") and "No space left" in note for note in said)
-    assert said[-2:] == [
+    assert said[-3:-1] == [
         f"when the server ended, up to {NUM_REQUESTS} requests were not on disk: writing failed",
         "recording ended: the server ended",
     ]
+    assert "rounds could not be written: " in said[-1]
+    assert read_run(tmp_path / "a.drift").status is RunStatus.failed
     assert f"up to {NUM_REQUESTS} requests are not in it" in caplog.text
 
 
