@@ -92,6 +92,15 @@ class Plan(BaseModel):
     redact: bool = Field(False, description="put placeholders for e-mail addresses, phone numbers, keys, IPs, cards")
     trust_remote_code: bool = Field(False, description="let the target's repository run its own code")
 
+    @classmethod
+    def of_run(cls, stored: Mapping[str, Any]) -> Plan:
+        """The plan in a run's run.json. It may be of an older driftscope: options without effect are let through.
+
+        Remote code is taken from the command line alone, so a stored `trust_remote_code` counts for nothing.
+        """
+        plan = cls.model_validate(dict(stored), context={"is_stored": True})
+        return plan.model_copy(update={"trust_remote_code": False})
+
     @model_validator(mode="after")
     def _known_names(self) -> Plan:
         for name, path in self.system_prompt.items():
