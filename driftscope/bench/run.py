@@ -165,7 +165,11 @@ def _workers(
         for index, variant in enumerate(variants):
             on_status(f"starting vLLM: {variant}")
             job = folder / f"job-{index}.json"
-            asked = {"plan": plan.model_dump(mode="json"), "variant": variant.model_dump(), "options": engine_options}
+            asked = {
+                "plan": plan.model_dump(mode="json", exclude_unset=True),
+                "variant": variant.model_dump(),
+                "options": engine_options,
+            }
             job.write_text(json.dumps(asked))
             log = job.with_suffix(".log")
             process = subprocess.Popen(

@@ -19,7 +19,9 @@ def print_diagnosis(out: Console, run: Run, diagnosis: Diagnosis) -> None:
     out.print(f"[bold]{escape(str(run.path))}[/bold]")
     for condition in diagnosis.conditions:
         _print_condition(out, condition)
-    out.print("\nGains in dense tokens_per_round, paired by prompt, 95 % interval; * = counted (docs/verdicts.md).")
+    out.print()
+    if any(_tried(condition) for condition in diagnosis.conditions):
+        out.print("Gains in dense tokens_per_round, paired by prompt, 95 % interval; * = counted (docs/verdicts.md).")
     out.print(
         f"All of it: driftscope diagnose {run.path} --json. Rules: docs/verdicts.md", markup=False, soft_wrap=True
     )
@@ -52,12 +54,16 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
         out.print(
             "  lost per round: " + ", ".join(f"{name} {value:.2f}" for name, value in parts if value), markup=False
         )
-    tried = [i for i in condition.interventions if i.kind != "path" and i.gain is not None]
+    tried = _tried(condition)
     if tried:
         out.print("  tried: " + ", ".join(_gain(i) for i in tried[:MOST_INTERVENTIONS]), markup=False)
     paths = [i for i in condition.interventions if i.kind == "path" and i.gain is not None]
     if paths:
         out.print("  paths, drafts per start: " + ", ".join(f"{i.id} {i.gain:+.3f}" for i in paths), markup=False)
+
+
+def _tried(condition: ConditionDiagnosis) -> list[InterventionResult]:
+    return [i for i in condition.interventions if i.kind != "path" and i.gain is not None]
 
 
 def _gain(result: InterventionResult) -> str:

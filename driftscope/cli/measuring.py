@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from driftscope.cli.console import console, print_json
+from driftscope.cli.console import console, print_json, printable
 from driftscope.plan import Plan
 from probes.conditions import Progress
 
@@ -115,7 +115,7 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
     # read when torch is first imported: threads that wait by spinning starve each other where the CPU is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # a name is a name
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -130,10 +130,11 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
 
         def on_progress(progress: Progress) -> None:
             nonlocal last, said_at
-            bar.update(task, description=progress.condition, completed=progress.num_done, total=progress.num_units)
+            bar.update(task, description=printable(progress.condition), completed=progress.num_done, total=progress.num_units)
             is_due = progress.condition != last or time.monotonic() - said_at >= LOG_SECONDS
             if is_log and is_due:
-                stderr.print(f"{progress.num_done}/{progress.num_units} {progress.condition}", soft_wrap=True)
+                said = f"{progress.num_done}/{progress.num_units} {printable(progress.condition)}"
+                stderr.print(said, soft_wrap=True, markup=False)
                 last, said_at = progress.condition, time.monotonic()
 
         return work(lambda text: bar.update(task, description=text), on_progress)
@@ -154,7 +155,7 @@ def _measured(run: Run) -> MeasuredRun:
 def _say(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(text)
+    Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
 def _say_check(check: SelfCheckOutput) -> None:

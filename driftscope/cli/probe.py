@@ -120,7 +120,16 @@ def probe(
 
     Exit codes: 0; 2 unusable input; 3 the numbers contradict themselves (self-check).
     """
-    options: dict[str, Any] = read_plan(plan) if plan is not None else {}
+    if resume and overwrite:
+        raise InputError(
+            "--resume keeps the run that is there, --overwrite replaces it",
+            code="usage",
+            where="command line",
+            remedy="choose one",
+        )
+    options: dict[str, Any] = (
+        read_plan(plan, trust_remote_code=bool(trust_remote_code)) if plan is not None else {}
+    )
     asked = {
         "target": target,
         "drafter": named_paths(drafter, "--drafter", ()),

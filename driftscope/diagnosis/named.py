@@ -7,14 +7,15 @@ Opens nothing: a name that a run gives may be a pipe, a network share or somebod
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from driftscope.builtin import DEMO, is_demo_drafter, sample_prompts
-from driftscope.plan import Plan
+from driftscope.plan import Plan, make_plan
 from driftscope.runs import Run
 from driftscope.runs.info import RUN_JSON
 from probes.checkpoint.hub import HUB_ID
@@ -48,6 +49,14 @@ def stored_plan(run: Run) -> Plan:
         ) from error
 
 
+def replaced(plan: Plan, *, target: str | None, drafters: Mapping[str, str], options: Mapping[str, Any]) -> Plan:
+    """The plan with what the command line names in place of what the run names, and its dtype, device and trust."""
+    changed = plan.model_dump() | dict(options) | {"drafter": {**plan.drafter, **drafters}}
+    if target is not None:
+        changed["target"] = target
+    return make_plan(changed, where="driftscope diagnose", is_stored=True)
+
+
 def named_by(run: Run) -> list[Named]:
     """What interventions on this run would load and read; nothing where its plan cannot be read."""
     try:
@@ -63,8 +72,8 @@ def named_in(plan: Plan) -> list[Named]:
     files += [(f"system prompt {name}", file) for name, file in plan.system_prompt.items()]
     files += [(f"template {name}", file) for name, file in plan.template.items()]
     return [
-        _model("target", plan.target, is_builtin=plan.target == DEMO),
-        *(_model(f"drafter {name}", path, is_builtin=is_demo_drafter(path)) for name, path in plan.drafter.items()),
+        named_model("target", plan.target),
+        *(named_model(f"drafter {name}", path) for name, path in plan.drafter.items()),
         *(_file(what, path) for what, path in files if path is not None),
     ]
 
@@ -93,8 +102,9 @@ def not_builtin(named: Iterable[Named], given_now: Sequence[str] = ()) -> list[N
     return [thing for thing in named if not thing.is_builtin and thing.what not in given_now]
 
 
-def _model(what: str, name: str, *, is_builtin: bool) -> Named:
-    """A folder here wins over a Hub id, as where models are loaded (`probes.checkpoint.files`)."""
+def named_model(what: str, name: str) -> Named:
+    """A target or drafter. A folder here wins over a Hub id, as where models are loaded (`probes.checkpoint.files`)."""
+    is_builtin = is_demo_drafter(name) if what.startswith("drafter") else name == DEMO
     if is_builtin or (HUB_ID.fullmatch(name) and not os.path.isdir(name)):
         return Named(what, name, is_builtin)
     return Named(what, _full(os.path.expanduser(name)), False)
