@@ -161,14 +161,24 @@ def measure(
 def _measure_costs(plan: Plan, models: Models, writer: RunWriter, on_status: Callable[[str], None]) -> None:
     from probes.costs import measure_costs
 
-    found, notes = measure_costs(
-        models.target,
-        [(d.name, d.model) for d in models.drafters],
-        depth=plan.depth,
-        batch_sizes=plan.costs,
-        context_tokens=plan.costs_context_tokens,
-        on_status=on_status,
-    )
+    try:
+        found, notes = measure_costs(
+            models.target,
+            [(d.name, d.model) for d in models.drafters],
+            depth=plan.depth,
+            batch_sizes=plan.costs,
+            context_tokens=plan.costs_context_tokens,
+            on_status=on_status,
+        )
+    except (RuntimeError, MemoryError) as error:  # torch's allocators: a CPU's raises a bare RuntimeError
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise InputError(
+            f"{max(plan.costs)} requests of {max(plan.costs_context_tokens)} tokens do not fit into memory",
+            code="out_of_memory",
+            where="--costs",
+            remedy="Leave the largest batch sizes or contexts out.",
+        ) from error
     info = writer.info.model_copy(deep=True)
     info.costs = [Cost(**asdict(cost)) for cost in found]
     info.notes += notes

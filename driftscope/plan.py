@@ -22,6 +22,7 @@ from probes.regular_file import read_regular
 BUILT_IN_SYSTEM_PROMPTS = ("none", "default", "prompt")
 BUILT_IN_TEMPLATES = ("default", "raw")
 MAX_TEXT_BYTES = 16 << 20
+MAX_COST_BATCH = 16_384  # requests in a batch whose costs are measured; engines take a few hundred to a thousand
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -80,7 +81,7 @@ class Plan(BaseModel):
     reference_target: str | None = Field(
         None, description="target that the drafter was trained for, where this one was changed"
     )
-    costs: list[Positive] = Field(
+    costs: list[Annotated[int, Field(ge=1, le=MAX_COST_BATCH)]] = Field(
         default_factory=list, description="also measure what a draft and a verify cost at these batch sizes"
     )
     costs_context_tokens: list[Positive] = Field(
@@ -144,7 +145,9 @@ class Plan(BaseModel):
             ),
         }
         for name, (has_effect, need) in needed.items():
-            if not has_effect and getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+            if not has_effect and getattr(self, name) != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
                 yield name, need
         if "reference_target" in self.interventions and self.reference_target is None:
             yield "interventions reference_target", "it needs reference_target"
@@ -287,7 +290,9 @@ def _redacted(
 def read_text(path: Path, what: str) -> str:
     """A UTF-8 text file. Raises InputError naming it."""
     try:
-        return read_regular(path, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return (
+            read_regular(path, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        )
     except UnicodeDecodeError as error:
         raise InputError(
             f"the {what} is not UTF-8 (byte {error.start})",
@@ -295,7 +300,11 @@ def read_text(path: Path, what: str) -> str:
             where=str(path),
             remedy="convert it to UTF-8",
         ) from error
-    except (OSError, ValueError, InputError) as error:  # ValueError: a null byte in the path; InputError: a pipe, a giant
+    except (
+        OSError,
+        ValueError,
+        InputError,
+    ) as error:  # ValueError: a null byte in the path; InputError: a pipe, a giant
         reason = error.message if isinstance(error, InputError) else getattr(error, "strerror", None) or error
         raise InputError(
             f"the {what} cannot be read: {reason}",

@@ -43,7 +43,9 @@ def compare(
     ] = None,
     fail_on: Annotated[
         FailOnWord | None,
-        typer.Option(help="With --fail-if: interval, a cell fails when its whole interval satisfies EXPR; or point. [interval]"),
+        typer.Option(
+            help="With --fail-if: interval, a cell fails when its whole interval satisfies EXPR; or point. [interval]"
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(metavar="METRIC", help="Also compare this. [tokens_per_round over the walk]")

@@ -62,7 +62,9 @@ def diagnose(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=f"With TARGET DRAFTER: the run's folder. [{DEFAULT_OUT}]")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="With TARGET DRAFTER: replace an existing run.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With TARGET DRAFTER: replace an existing run.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Say why drafts are not accepted: verdicts with evidence, confidence and remedy for every condition.

@@ -130,7 +130,9 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
 
         def on_progress(progress: Progress) -> None:
             nonlocal last, said_at
-            bar.update(task, description=printable(progress.condition), completed=progress.num_done, total=progress.num_units)
+            bar.update(
+                task, description=printable(progress.condition), completed=progress.num_done, total=progress.num_units
+            )
             is_due = progress.condition != last or time.monotonic() - said_at >= LOG_SECONDS
             if is_log and is_due:
                 said = f"{progress.num_done}/{progress.num_units} {printable(progress.condition)}"

@@ -127,9 +127,7 @@ def probe(
             where="command line",
             remedy="choose one",
         )
-    options: dict[str, Any] = (
-        read_plan(plan, trust_remote_code=bool(trust_remote_code)) if plan is not None else {}
-    )
+    options: dict[str, Any] = read_plan(plan, trust_remote_code=bool(trust_remote_code)) if plan is not None else {}
     asked = {
         "target": target,
         "drafter": named_paths(drafter, "--drafter", ()),

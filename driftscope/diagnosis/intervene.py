@@ -1,6 +1,7 @@
 """Runs the interventions that a run lacks, on its stored texts, and stores what they counted in the run.
 
-What it loads it is told, never told by the run (`driftscope.diagnosis.named`). Imports torch only when called. What it finds already counted it leaves alone, so a stopped pass goes on where it ended.
+What it loads its caller says, never the run (`driftscope.diagnosis.named`). Imports torch only when called. What it finds
+already counted it leaves alone, so a stopped pass goes on where it ended.
 """
 
 from __future__ import annotations
@@ -136,8 +137,12 @@ def _check_texts(texts: Texts, vocab_size: int, *, where: str) -> None:
     """Raises InputError for a text that this target cannot read: a run is anybody's, its target may be another's."""
     for records in texts.values():
         for record in records:
-            ids, num_tokens = record.token_ids, record.num_prompt_tokens + record.num_response_tokens
-            is_whole = 0 < record.num_prompt_tokens <= num_tokens <= len(ids) == len(record.region)
+            ids, head, response = record.token_ids, record.num_prompt_tokens, record.num_response_tokens
+            is_whole = (
+                head is not None
+                and response is not None
+                and 0 < head <= head + max(response, 0) <= len(ids) == len(record.region)
+            )
             if not is_whole or ids.min() < 0 or ids.max() >= vocab_size:
                 raise InputError(
                     f"the text of prompt {record.prompt_id!r} has token ids outside 0..{vocab_size - 1}"

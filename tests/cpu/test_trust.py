@@ -249,7 +249,9 @@ def test_what_the_command_line_names_is_loaded(folder: Path, capsys: pytest.Capt
     shutil.move(folder / "pair", folder / "moved")
 
     def elsewhere(info: dict[str, Any]) -> None:
-        info["plan"].update(device="cuda", documents=[], context_tokens=[0], prompts=None, system_prompt={}, template={})
+        info["plan"].update(
+            device="cuda", documents=[], context_tokens=[0], prompts=None, system_prompt={}, template={}
+        )
 
     change(folder / "run.drift", elsewhere)
     names = ["--target", "moved/target", "--drafter", "d=moved/drafter"]
