@@ -50,6 +50,8 @@ def options(pair: Path, run: Path, **changes: str) -> list[str]:
         "--depth": "3",
         "--out": str(run),
     } | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    if values["--context-tokens"] == "0":
+        del values["--documents"]
     return ["probe", *(part for item in values.items() for part in item)]
 
 

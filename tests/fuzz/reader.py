@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import resource
 import sys
@@ -16,10 +17,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from probes.errors import DriftscopeError
+from probes.errors import DriftscopeError, InputError, file_error
 
 MARGIN_MIB = 512
 """Address space beyond what the process has after its imports; the inputs are a few kB to a few MB."""
+MEASURING_MARGIN_MIB = 16 << 10
+"""For one that measures: torch and duckdb reserve address space that they never touch."""
+MEASURING = "--measuring"
 
 
 MAX_MESSAGE_CHARACTERS = 20_000  # a message may quote a long name; it does not pour a file out
@@ -47,9 +51,59 @@ def read(kind: str, path: str, request: dict[str, Any]) -> str:
         with contextlib.suppress(DriftscopeError):  # there may be no answer in it
             read_prompts(Path(path), format=request["format"], every_turn=True)
         return " ".join(file.report())[:200]
+    if kind == "measure":
+        return measure(Path(path), is_read=request["is_read"])
+    if kind == "read_run":
+        return odd_run(Path(path), request["run"])
     if kind == "misbehave":  # the tests of this harness
         return misbehave(path)
     raise ValueError(kind)
+
+
+def measure(folder: Path, *, is_read: bool) -> str:
+    """`probe` with the folder's plan.toml; with `is_read`, each reading command on the run that it makes."""
+    with contextlib.chdir(folder):
+        command(["probe", "plan.toml", "--out", "run.drift"])
+        if is_read:
+            read_run("run.drift")
+    return "measured"
+
+
+def read_run(run: str) -> str:
+    """Every command that reads a run."""
+    for words in (["show"], ["diagnose"], ["advise"], ["runs", "verify"], ["export", "--to", "csv", "--out", "tables"]):
+        command([*words, "--", run])
+    command(["report", "--out", "report.html", "--", run])
+    command(["compare", "--", run, run])
+    return "read"
+
+
+def command(words: list[str]) -> None:
+    """One command line. Raises InputError where it refuses (exit code 2), RuntimeError for any other failure."""
+    from driftscope.cli import main
+
+    end = words.index("--") if "--" in words else len(words)
+    said, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(error):
+        code = main([*words[:end], "--json", *words[end:]])
+    if code == 2:
+        detail = json.loads(said.getvalue())["error"]
+        raise InputError(detail["message"], code=detail["code"])
+    if code not in (0, 1):
+        raise RuntimeError(f"{words} ended with {code}: {error.getvalue()[-500:]}")
+
+
+def odd_run(folder: Path, name: str) -> str:
+    """A small run under this name, read by every command."""
+    from tests.synthetic_run import make_records, write_run
+
+    with contextlib.chdir(folder):
+        write_run(Path("plain.drift"), make_records(num_prompts=2, drafters=("d",)))
+        try:
+            Path("plain.drift").rename(name)
+        except OSError as error:  # the system has no such name
+            raise file_error(error) from error
+        return read_run(name)
 
 
 def misbehave(how: str) -> str:
@@ -63,10 +117,10 @@ def misbehave(how: str) -> str:
     return str(len(held))
 
 
-def limit_memory() -> None:
-    """No more address space than now and MARGIN_MIB: what exceeds it is a MemoryError here, not a dead machine."""
+def limit_memory(margin_mib: int) -> None:
+    """No more address space than now and this: what exceeds it is a MemoryError here, not a dead machine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (MARGIN_MIB << 20)
+    limit = pages * resource.getpagesize() + (margin_mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -74,9 +128,16 @@ def main() -> None:
     import pyarrow.parquet  # noqa: F401  # what reading imports on the way is no memory of the input
 
     import driftscope.check
-    import driftscope.prompts  # noqa: F401
+    import driftscope.prompts
 
-    limit_memory()
+    is_measuring = MEASURING in sys.argv
+    if is_measuring:
+        import duckdb  # noqa: F401
+
+        import driftscope.report  # noqa: F401
+        import probes.job
+        import probes.models  # noqa: F401
+    limit_memory(MEASURING_MARGIN_MIB if is_measuring else MARGIN_MIB)
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

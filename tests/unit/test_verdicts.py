@@ -15,6 +15,7 @@ import pytest
 
 from driftscope.check.models import Finding, Severity
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
+from driftscope.diagnosis.files import changed_files, check_files
 from driftscope.diagnosis.gains import Counts, gains
 from driftscope.diagnosis.intervene import why_not
 from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
@@ -22,6 +23,7 @@ from driftscope.diagnosis.verdicts import RULES, judge
 from driftscope.diagnosis.waterfall import PARTS, Waterfall
 from driftscope.runs import read_run
 from driftscope.stats.paired import holm, paired_difference
+from probes.errors import RunError
 from probes.record import REGIONS
 from tests.synthetic_run import make_info, make_records, write_run
 
@@ -415,15 +417,15 @@ def test_looping_text_is_said_first() -> None:
 TINY_PAIR = Path(__file__).parents[1] / "fixtures" / "tiny_pair"
 
 
-def test_diagnose_reads_files_and_no_torch(tmp_path: Path) -> None:
-    """`--no-interventions` on a run whose target and drafter are at hand: check's findings, but no torch."""
+def test_diagnose_takes_checks_findings_from_the_run_and_needs_no_torch(tmp_path: Path) -> None:
+    """What `driftscope check` found when the pair was measured; the files themselves are not looked at again."""
     run = write_run(tmp_path / "a.drift", make_records(num_prompts=6, drafters=("eagle3",)))
     info = json.loads((run / "run.json").read_text())
-    info["target"]["path"] = str(TINY_PAIR / "target")
-    config = (TINY_PAIR / "drafter" / "config.json").read_bytes()
-    measured = {"config.json": hashlib.sha256(config).hexdigest()}
+    found = check_files(str(TINY_PAIR / "target"), str(TINY_PAIR / "drafter"))
+    assert found is not None
+    assert check_files("owner/target", str(TINY_PAIR / "drafter")) is None  # a Hub id is not asked for
     for drafter in info["drafters"]:
-        drafter |= {"path": str(TINY_PAIR / "drafter"), "files_sha256": measured}
+        drafter |= {"path": "/nowhere", "file_findings": found}
     (run / "run.json").write_text(json.dumps(info))
     code = (
         f"import sys, driftscope.cli\ndriftscope.cli.main(['diagnose', {str(run)!r}, '--no-interventions', '--json'])\n"
@@ -433,10 +435,25 @@ def test_diagnose_reads_files_and_no_torch(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
     for condition in json.loads(done.stdout)["conditions"]:
         assert [f["id"] for f in condition["file_findings"]] == ["DS102"]
-    for drafter in info["drafters"]:  # changed since it was measured: not the run's files any more
-        drafter["files_sha256"] = {"config.json": "another"}
+    for drafter in info["drafters"]:  # a run from before, or of files that could not be read
+        drafter["file_findings"] = None
     (run / "run.json").write_text(json.dumps(info))
     assert all(c.file_findings == () for c in run_facts(read_run(run)).conditions.values())
+    for drafter in info["drafters"]:
+        drafter["file_findings"] = [{"id": 3}]
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(RunError, match="findings of the files"):
+        run_facts(read_run(run))
+
+
+def test_files_that_changed_since_they_were_measured_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "weights").write_text("w")
+    recorded = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("config.json", "weights")}
+    assert changed_files(str(tmp_path), recorded) == []
+    (tmp_path / "weights").write_text("v")
+    assert changed_files(str(tmp_path), recorded | {"gone": "0"}) == ["gone", "weights"]
+    assert changed_files("owner/name", recorded) == []
 
 
 def test_every_verdict_has_its_row_in_the_docs() -> None:
