@@ -221,7 +221,16 @@ def _intervene(
     if is_asked:
         show_named(named)
     elif foreign and not (may_ask and agreed(foreign)):
-        _left_out("the run names models or files that do not come with driftscope", is_error=False)
+        reason = "the run names models or files that do not come with driftscope"
+        if is_error:  # an option was given that only loading has a use for
+            show(run.path, foreign)
+            raise InputError(
+                f"interventions were not run: {reason}",
+                code="not_agreed",
+                where=str(run.path),
+                remedy="Add --interventions, or name them: --target T --drafter NAME=PATH.",
+            )
+        _left_out(reason, is_error=False)
         show(run.path, foreign)
         return
     refuse_inside_runs(named + ([named_model("reference target", reference_target)] if reference_target else []))

@@ -304,6 +304,9 @@ def test_options_that_a_run_gives_no_use_for_are_refused(folder: Path, capsys: p
     for option in (*(o.split() for o in stored), ["--trust-remote-code"]):
         code, output, _ = said(capsys, "diagnose", "run.drift", "--no-interventions", *option)
         assert (code, output["error"]["code"], output["error"]["where"]) == (2, "option_without_effect", option[0])
+    for option in (o.split() for o in stored):  # of use to interventions alone, which nobody has agreed to
+        code, output, _ = said(capsys, "diagnose", "run.drift", *option)
+        assert (code, output["error"]["code"]) == (2, "not_agreed"), option
     code, output, _ = said(capsys, "diagnose", "run.drift", "--drafter", "other=x")
     assert (code, output["error"]["code"]) == (2, "no_such_drafter")
     code, output, _ = said(capsys, "diagnose", "run.drift", "--interventions", "--dtype", "nonsense")
