@@ -206,6 +206,7 @@ def _intervene(
         replaced,
         stored_plan,
     )
+    from driftscope.runs.lock import RunLock
 
     is_error = is_asked or bool(target or drafters or loading or reference_target)
     missing = missing_interventions(run, reference_target=_resolved(reference_target))
@@ -236,7 +237,8 @@ def _intervene(
     refuse_inside_runs(named + ([named_model("reference target", reference_target)] if reference_target else []))
     if not missing:
         sys.stderr.write("note: the run lacks no intervention: of its models only the files were looked at\n")
-        look_at_files(run.path, plan.job()[0])
+        with RunLock(run.path):
+            look_at_files(run.path, plan.job()[0])
         return
     _run(run, missing, plan, reference_target, is_error=is_error)
 

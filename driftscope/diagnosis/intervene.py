@@ -124,13 +124,16 @@ def torch_device(name: str) -> str:
 
 
 def look_at_files(path: Path, job: Job, notes: Sequence[str] = ()) -> None:
-    """Keep in run.json what `driftscope check` finds where it had not looked, and `notes` that a reader must know."""
-    info = read_info(path).model_copy(deep=True)
+    """Keep in run.json what `driftscope check` finds where it had not looked, and `notes` that a reader must know. Who
+    calls it holds the run's lock."""
+    stored = read_info(path)
+    info = stored.model_copy(deep=True)
     info.notes += [note for note in notes if note not in info.notes]
     for drafter in info.drafters:
         if drafter.file_findings is None and drafter.name in job.drafters:
             drafter.file_findings = check_files(job.target, job.drafters[drafter.name])
-    write_info(path, info)
+    if info != stored:
+        write_info(path, info)
 
 
 def _check_texts(texts: Texts, vocab_size: int, *, where: str) -> None:
