@@ -140,6 +140,7 @@ def _sections(contents: Contents, *, with_text: bool) -> dict[str, Any]:
         "difference_charts": charts.difference_charts(contents, comparison) if comparison else [],
         "loss_charts": charts.loss_charts(contents),
         "losses_table": verdicts.losses_table(contents),
+        "losses_meanings": verdicts.losses_meanings(contents),
         "gain_charts": charts.gain_charts(contents),
         "gains_table": verdicts.gains_table(contents),
         "depth_sections": charts.depth_charts(contents),

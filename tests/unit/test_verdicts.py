@@ -71,6 +71,7 @@ def facts_of(
         "prompt_ids": PROMPTS,
         "num_prompts": NUM_PROMPTS,
         "num_degenerate": 0,
+        "basis": "dense",
         "num_rounds": ones,
         "num_accepted": accepted.sum(axis=1),
         "reached": reached,
@@ -111,6 +112,11 @@ def test_healthy_needs_interventions_to_be_sure() -> None:
 def test_too_few_prompts_or_rounds() -> None:
     few = facts_of(prompt_ids=PROMPTS[:4], num_rounds=np.full(4, 50))
     assert ids_of(few) == ["not_enough_data"]
+    num_rounds = np.full(NUM_PROMPTS, 50)
+    num_rounds[4:] = 0  # a prompt counts when it has a round
+    [verdict], _ = verdicts_of(facts_of(num_rounds=num_rounds))
+    assert (verdict.id.value, verdict.evidence[0].value) == ("not_enough_data", 4.0)
+    assert verdict.evidence[0].statement.startswith("4 prompts with 200 dense rounds")
     assert ids_of(facts_of(num_rounds=np.full(NUM_PROMPTS, 4))) == ["not_enough_data"]
     assert ids_of(facts_of(prompt_ids=(), num_degenerate=NUM_PROMPTS)) == ["degenerate_text"]
     assert ids_of(facts_of(num_degenerate=7, interventions=TRIED)) == ["degenerate_text"]
@@ -214,7 +220,18 @@ def test_a_vocabulary_that_misses_the_text() -> None:
     # what a cut vocabulary costs by design is said, and no fault
     verdicts, _ = verdicts_of(facts_of(outside=(0.1, 0.1, 0.1, 0.1), interventions=TRIED))
     assert [v.id.value for v in verdicts] == ["healthy"]
-    assert verdicts[0].evidence[1].name == "vocabulary_loss"
+    tokens, gain = verdicts[0].evidence
+    assert tokens.statement == (
+        f"2.18 dense tokens per round over {NUM_PROMPTS * NUM_STARTS} dense rounds of {NUM_PROMPTS} prompts; no fault was "
+        "found that costs 0.15 (the size of the draft vocabulary is no fault)"
+    )
+    assert gain.name == "vocabulary_loss"
+    assert gain.statement == (
+        f"estimated gain of a full draft vocabulary: {gain.value:+.2f} dense tokens per round, if the tokens that it lacks "
+        "are as easy as the others"
+    )
+    live = facts_of(outside=(0.1, 0.1, 0.1, 0.1), basis="walk")
+    assert all(" walk tokens per round" in e.statement for e in verdicts_of(live)[0][0].evidence)
     repaired = {**TRIED, "full_draft_vocab": ("vocabulary", [0.75, 0.5, 0.3, 0.2])}
     verdicts, _ = verdicts_of(facts_of(outside=(0.25, 0.25, 0.25, 0.25), interventions=repaired))
     assert [(v.id.value, v.confidence) for v in verdicts] == [("vocabulary_gap", "high")]
