@@ -12,9 +12,10 @@ import plotly.graph_objects as go
 
 from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
 from driftscope.figures.style import DIVERGING, NEUTRAL_CELL, SEQUENTIAL, color_at, text_on
-from driftscope.figures.tidy import Cell
+from driftscope.figures.tidy import Cell, Estimate
 
 ROW_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 66
+DIFFERENCE_ROW_HEIGHT = 60  # three lines: the difference, its interval, n and the baseline
 
 
 def tokens_map(
@@ -27,7 +28,7 @@ def tokens_map(
     for cell in cells:
         estimate = cell.estimate
         colors.append(NEUTRAL_CELL if estimate.value is None else color_at(SEQUENTIAL, (estimate.value - low) / span))
-        texts.append(_two_lines(_fixed(estimate.value), _range_text(cell)))
+        texts.append(_lines(_fixed(estimate.value), _range_text(estimate)))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             f"{escape(what)} {number(estimate.value)} {interval(estimate)}<br>{evidence(estimate)}"
@@ -51,15 +52,15 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
         said.append(f"{cell.row}, {cell.column}: {verdict if cell.is_baseline else _spoken_difference(cell, verdict)}")
         if cell.is_baseline:
             colors.append(NEUTRAL_CELL)
-            texts.append(_two_lines(f"⚑ {_fixed(estimate.value)}", "baseline"))
+            texts.append(_lines(f"⚑ {_fixed(estimate.value)}", "baseline"))
         elif estimate.value is None:
             colors.append(NEUTRAL_CELL)
-            texts.append(_two_lines("-", "no pairs"))
+            texts.append(_lines("-", "no pairs"))
         else:
             is_clear = estimate.holds_zero is False
             colors.append(color_at(DIVERGING, 0.5 + estimate.value / scale / 2) if is_clear else NEUTRAL_CELL)
             sign = "" if is_clear else "≈ "
-            texts.append(_two_lines(sign + f"{estimate.value:+.2f}", _range_text(cell, is_signed=True)))
+            texts.append(_lines(sign + f"{estimate.value:+.2f}", _signed_range(estimate), _against(cell)))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             + (
@@ -67,9 +68,10 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
                 if cell.is_baseline
                 else f"difference {number(estimate.value, is_signed=True)} {interval(estimate, is_signed=True)}<br>"
                 f"{verdict}<br>{evidence(estimate)} in both"
+                + ("" if cell.baseline is None else f"<br>baseline over the same prompts {number(cell.baseline)}")
             )
         )
-    figure = _map(cells, colors, texts, hovers, column_title)
+    figure = _map(cells, colors, texts, hovers, column_title, DIFFERENCE_ROW_HEIGHT)
     return set_alt_text(
         figure, f"Heat map of {what} of {label}, by system prompt and {column_title}. {'; '.join(said)}."
     )
@@ -89,10 +91,17 @@ def difference_verdict(cell: Cell) -> str:
     return "higher" if estimate.value > 0 else "lower"
 
 
-def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: list[str], column_title: str) -> go.Figure:
+def _map(
+    cells: Sequence[Cell],
+    colors: list[str],
+    texts: list[str],
+    hovers: list[str],
+    column_title: str,
+    row_height: int = ROW_HEIGHT,
+) -> go.Figure:
     rows = list(dict.fromkeys(cell.row for cell in cells))
     columns = list(dict.fromkeys(cell.column for cell in cells))
-    figure = bare_figure(height=ROW_HEIGHT * len(rows) + COLUMN_HEADER_HEIGHT)
+    figure = bare_figure(height=row_height * len(rows) + COLUMN_HEADER_HEIGHT)
     column_of = {name: index for index, name in enumerate(columns)}
     row_of = {name: index for index, name in enumerate(rows)}
     x = [column_of[cell.column] for cell in cells]
@@ -118,7 +127,7 @@ def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: lis
             x=x,
             y=y,
             mode="markers+text",
-            marker={"symbol": "square", "size": ROW_HEIGHT - 8, "opacity": 0, "color": colors},
+            marker={"symbol": "square", "size": row_height - 8, "opacity": 0, "color": colors},
             text=texts,
             textposition="middle center",
             textfont={"size": 14, "color": [text_on(color) for color in colors]},
@@ -153,24 +162,34 @@ def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: lis
     return figure
 
 
-def _two_lines(first: str, second: str) -> str:
-    return f"<b>{first}</b><br><span style='font-size:10px'>{second}</span>" if second else f"<b>{first}</b>"
+def _lines(first: str, *small: str) -> str:
+    return f"<b>{first}</b>" + "".join(f"<br><span style='font-size:10px'>{line}</span>" for line in small if line)
 
 
 def _fixed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _range_text(cell: Cell, *, is_signed: bool = False) -> str:
-    estimate = cell.estimate
+def _range_text(estimate: Estimate) -> str:
     if estimate.value is None:
         return ""
     if estimate.low is None or estimate.high is None:
         return f"n = {estimate.num_prompts}"
-    if is_signed:
-        return f"{estimate.low:+.2f} to {estimate.high:+.2f}"
     return f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
+def _signed_range(estimate: Estimate) -> str:
+    has_interval = estimate.low is not None and estimate.high is not None
+    return f"{estimate.low:+.2f} to {estimate.high:+.2f}" if has_interval else "no interval"
+
+
+def _against(cell: Cell) -> str:
+    """n of the pair, and the baseline over these prompts: it may differ from the one over all of its own prompts."""
+    against = "" if cell.baseline is None else f", baseline {cell.baseline:.2f}"
+    return f"n = {cell.estimate.num_prompts}{against}"
+
+
 def _spoken_difference(cell: Cell, verdict: str) -> str:
-    return verdict if cell.estimate.value is None else f"{spoken(cell.estimate, is_signed=True)}, {verdict}"
+    if cell.estimate.value is None:
+        return verdict
+    return f"{spoken(cell.estimate, is_signed=True)}, {verdict}, {_against(cell)}"

@@ -35,6 +35,7 @@ class Cell:
     estimate: Estimate
     key: str = ""
     is_baseline: bool = False
+    baseline: float | None = None  # of a paired difference: the baseline over the same prompts
 
 
 @dataclass(frozen=True, kw_only=True)

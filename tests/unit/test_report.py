@@ -153,7 +153,7 @@ def test_numbers_are_those_of_the_summary(run: Path, page: Page) -> None:
             assert tokens is not None
             assert f"{tokens.tokens_per_round:.3f}" in page.words
             assert f"{tokens.low:.2f} to {tokens.high:.2f}" in page.words
-    assert "5 of 6" in page.words  # the loop is left out
+    assert "5 of 6" in page.words  # n: the loop is left out
 
 
 def test_every_figure_has_its_words_and_a_place(page: Page) -> None:
