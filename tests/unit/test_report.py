@@ -20,6 +20,7 @@ from driftscope.cli import main
 from driftscope.cli.report import ReportOutput
 from driftscope.diagnosis.models import FileFinding
 from driftscope.report import make_report, write_report
+from driftscope.report.charts import difference_charts
 from driftscope.report.contents import read_contents
 from driftscope.report.pairs import compare_series
 from driftscope.report.text import clean, label, single
@@ -283,7 +284,20 @@ def test_drafters_of_one_run_are_compared_over_all_conditions(tmp_path: Path) ->
         if not sums.is_degenerate[i]:
             total[key.drafter] = total[key.drafter] + [sums.num_walk_tokens[i], sums.num_walk_rounds[i]]
     expected = total["eagle3.1"][0] / total["eagle3.1"][1] - total["eagle3"][0] / total["eagle3"][1]
+    means = [total[name][0] / total[name][1] for name in ("eagle3.1", "eagle3")]
     assert f"{abs(expected):.2f}" in sentence
+    assert f"walk tokens per round ({means[0]:.2f} against {means[1]:.2f}, 95 % interval" in sentence or (
+        f"{expected:+.2f} walk tokens per round ({means[0]:.2f} against {means[1]:.2f}, 95 % interval" in sentence
+    )
+    table = comparison.table()
+    assert table.columns[3:6] == ["n", "walk, baseline", "walk, this one"]
+    for pair, row in zip(comparison.pairs, table.rows, strict=True):
+        d = pair.difference
+        assert row[3:6] == [str(d.num_prompts), f"{d.baseline:.3f}", f"{d.candidate:.3f}"]
+    [chart] = difference_charts(contents, comparison)
+    texts = chart.figure.data[0].text
+    for pair in comparison.pairs:
+        assert any(f"n = 5, baseline {pair.difference.baseline:.2f}" in text for text in texts)
     assert "over 2 conditions and the same 5 prompts" in sentence
 
 
