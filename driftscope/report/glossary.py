@@ -30,6 +30,7 @@ WORDS = {
     "dense": "A round from every position of the response: many more rounds, hence smoother curves over depth.",
     "replay / live / vllm / import": "All chains over a finished text at once / the real draft-verify loop / inside "
     "vLLM's own engine / an engine's counts, without what happened inside the drafter.",
+    "n": "The prompts that a number is over: those that have such a round and do not loop. Of a difference: on both sides.",
     "fresh": "What depth 1 predicts at the same slot with the target's true features.",
     "forced": "A text that this target did not write; it has no walk.",
     "candidates": "The most probable tokens of the drafter and of the target at one depth, each with its probability.",
@@ -76,8 +77,8 @@ LOSSES = {  # by part of the waterfall; `waterfall.LOSS_NAMES` has their names
     "unattributed": "the engine gave no reason",
 }
 INTERVALS = (
-    f"95 %, by resampling prompts: the rounds of one prompt depend on each other. Fewer than {INTERVAL_MIN_PROMPTS} "
-    f"prompts: no interval. Fewer than {BOOTSTRAP_MIN_PROMPTS}: jackknife with Student's t. From there on: BCa bootstrap "
+    f"95 %, by resampling prompts: the rounds of one prompt depend on each other. n below {INTERVAL_MIN_PROMPTS}: no "
+    f"interval. Below {BOOTSTRAP_MIN_PROMPTS}: jackknife with Student's t. From there on: BCa bootstrap "
     f"with {BOOTSTRAP_RESAMPLES:,} seeded resamples. A difference is not distinguishable when its interval holds 0. "
     "Pooled means weigh every round alike."
 )
