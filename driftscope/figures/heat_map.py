@@ -12,10 +12,9 @@ import plotly.graph_objects as go
 
 from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
 from driftscope.figures.style import DIVERGING, NEUTRAL_CELL, SEQUENTIAL, color_at, text_on
-from driftscope.figures.tidy import Cell, Estimate
+from driftscope.figures.tidy import Cell
 
-ROW_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 66
-DIFFERENCE_ROW_HEIGHT = 60  # three lines: the difference, its interval, n and the baseline
+ROW_HEIGHT, PAIR_LINE_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 14, 66
 
 
 def tokens_map(
@@ -28,7 +27,7 @@ def tokens_map(
     for cell in cells:
         estimate = cell.estimate
         colors.append(NEUTRAL_CELL if estimate.value is None else color_at(SEQUENTIAL, (estimate.value - low) / span))
-        texts.append(_lines(_fixed(estimate.value), _range_text(estimate)))
+        texts.append(_lines(_fixed(estimate.value), _range_text(cell)))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             f"{escape(what)} {number(estimate.value)} {interval(estimate)}<br>{evidence(estimate)}"
@@ -42,7 +41,7 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
     """Paired differences to a baseline: blue above, orange below, grey and "≈" where the interval holds 0.
 
     `largest`: the largest absolute difference of all maps that stand side by side. A baseline cell holds tokens_per_round
-    itself.
+    of all of its prompts; each other says over how many prompts, and from which baseline of these, it was taken.
     """
     scale = largest or 1.0
     colors, texts, hovers, said = [], [], [], []
@@ -52,7 +51,7 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
         said.append(f"{cell.row}, {cell.column}: {verdict if cell.is_baseline else _spoken_difference(cell, verdict)}")
         if cell.is_baseline:
             colors.append(NEUTRAL_CELL)
-            texts.append(_lines(f"⚑ {_fixed(estimate.value)}", "baseline"))
+            texts.append(_lines(f"⚑ {_fixed(estimate.value)}", "baseline", _n(cell)))
         elif estimate.value is None:
             colors.append(NEUTRAL_CELL)
             texts.append(_lines("-", "no pairs"))
@@ -60,18 +59,20 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
             is_clear = estimate.holds_zero is False
             colors.append(color_at(DIVERGING, 0.5 + estimate.value / scale / 2) if is_clear else NEUTRAL_CELL)
             sign = "" if is_clear else "≈ "
-            texts.append(_lines(sign + f"{estimate.value:+.2f}", _signed_range(estimate), _against(cell)))
+            ends = "" if estimate.low is None else _range_text(cell, is_signed=True)
+            pair = [f"from {_fixed(cell.pair.baseline)}"] if cell.pair else []
+            texts.append(_lines(sign + f"{estimate.value:+.2f}", ends, ", ".join([*pair, _n(cell)])))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             + (
-                "the baseline itself"
+                f"the baseline itself: {number(estimate.value)} over all of its prompts<br>{evidence(estimate)}<br>"
+                "Each difference is taken over the prompts that both sides have."
                 if cell.is_baseline
                 else f"difference {number(estimate.value, is_signed=True)} {interval(estimate, is_signed=True)}<br>"
-                f"{verdict}<br>{evidence(estimate)} in both"
-                + ("" if cell.baseline is None else f"<br>baseline over the same prompts {number(cell.baseline)}")
+                f"{_pair_text(cell)}{verdict}<br>{evidence(estimate)} in both"
             )
         )
-    figure = _map(cells, colors, texts, hovers, column_title, DIFFERENCE_ROW_HEIGHT)
+    figure = _map(cells, colors, texts, hovers, column_title, row_height=ROW_HEIGHT + PAIR_LINE_HEIGHT)
     return set_alt_text(
         figure, f"Heat map of {what} of {label}, by system prompt and {column_title}. {'; '.join(said)}."
     )
@@ -162,34 +163,41 @@ def _map(
     return figure
 
 
-def _lines(first: str, *small: str) -> str:
-    return f"<b>{first}</b>" + "".join(f"<br><span style='font-size:10px'>{line}</span>" for line in small if line)
+def _lines(first: str, *others: str) -> str:
+    return "<br>".join([f"<b>{first}</b>", *(f"<span style='font-size:10px'>{line}</span>" for line in others if line)])
+
+
+def _n(cell: Cell) -> str:
+    return f"n = {cell.estimate.num_prompts}"
+
+
+def _pair_text(cell: Cell) -> str:
+    if cell.pair is None:
+        return ""
+    return f"{number(cell.pair.value)} - {number(cell.pair.baseline)}, over the same prompts<br>"
 
 
 def _fixed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _range_text(estimate: Estimate) -> str:
+def _range_text(cell: Cell, *, is_signed: bool = False) -> str:
+    estimate = cell.estimate
     if estimate.value is None:
         return ""
     if estimate.low is None or estimate.high is None:
-        return f"n = {estimate.num_prompts}"
+        return _n(cell)
+    if is_signed:
+        return f"{estimate.low:+.2f} to {estimate.high:+.2f}"
     return f"{estimate.low:.2f} to {estimate.high:.2f}"
-
-
-def _signed_range(estimate: Estimate) -> str:
-    has_interval = estimate.low is not None and estimate.high is not None
-    return f"{estimate.low:+.2f} to {estimate.high:+.2f}" if has_interval else "no interval"
-
-
-def _against(cell: Cell) -> str:
-    """n of the pair, and the baseline over these prompts: it may differ from the one over all of its own prompts."""
-    against = "" if cell.baseline is None else f", baseline {cell.baseline:.2f}"
-    return f"n = {cell.estimate.num_prompts}{against}"
 
 
 def _spoken_difference(cell: Cell, verdict: str) -> str:
     if cell.estimate.value is None:
         return verdict
-    return f"{spoken(cell.estimate, is_signed=True)}, {verdict}, {_against(cell)}"
+    pair = (
+        ""
+        if cell.pair is None
+        else f" from {number(cell.pair.baseline)} over {cell.estimate.num_prompts} common prompts"
+    )
+    return f"{spoken(cell.estimate, is_signed=True)}{pair}, {verdict}"

@@ -15,6 +15,7 @@ from driftscope.figures import (
     Estimate,
     HeadMasses,
     Losses,
+    Pair,
     Point,
     RegionMasses,
     Share,
@@ -101,15 +102,15 @@ def difference_charts(contents: Contents, comparison: SeriesComparison) -> list[
         against = " and ".join(dict.fromkeys(p.baseline.series for p in pairs.values()))
         figure = difference_map(
             series,
-            [_cell(c, pairs[id(c)].estimate, pairs[id(c)].difference.baseline) for c in ordered],
+            [_cell(c, pairs[id(c)].estimate, pairs[id(c)].sides) for c in ordered],
             column_title="context tokens",
             largest=largest,
             what=f"the difference in tokens per round ({contents.basis}) to {against}",
         )
         caption = (
-            "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Below each interval n, the "
-            "prompts that both sides have, and the baseline over these prompts. Intervals are each cell's own, not "
-            "corrected for the number of cells."
+            "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Below each interval the "
+            "baseline (from ...) and n: both sides are over the n prompts that both have. Intervals are each "
+            "cell's own, not corrected for the number of cells."
         )
         charts.append(Chart(heading=f"{series} against {against}", figure=figure, caption=caption))
     return charts
@@ -312,6 +313,6 @@ def _grid(conditions: Sequence[Condition], series: str) -> list[Condition]:
     return sorted(own, key=lambda c: (rows.index(c.place_key[:2]), c.summary.context_tokens))
 
 
-def _cell(condition: Condition, estimate: Estimate, baseline: float | None = None) -> Cell:
+def _cell(condition: Condition, estimate: Estimate, pair: Pair | None = None) -> Cell:
     row, _, column = condition.place.rpartition(" · ")
-    return Cell(row=row, column=column, estimate=estimate, baseline=baseline)
+    return Cell(row=row, column=column, estimate=estimate, pair=pair)

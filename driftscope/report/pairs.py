@@ -17,6 +17,7 @@ from driftscope.compare.models import MetricDifference
 from driftscope.compare.pairing import PromptName
 from driftscope.compare.sides import Matching, match_runs, match_values, sides_of
 from driftscope.figures import Cell, Estimate
+from driftscope.figures import Pair as Sides
 from driftscope.figures.heat_map import difference_verdict
 from driftscope.report.contents import Condition, Contents
 from driftscope.report.tables import Table, interval, number
@@ -36,6 +37,12 @@ class Pair:
         """For a figure."""
         d = self.difference
         return Estimate(value=d.difference, low=d.low, high=d.high, num_prompts=d.num_prompts)
+
+    @property
+    def sides(self) -> Sides | None:
+        """Both over the same prompts; None without any."""
+        d = self.difference
+        return None if d.candidate is None or d.baseline is None else Sides(value=d.candidate, baseline=d.baseline)
 
     @property
     def verdict(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driftscope.figures import Cell, Estimate, alt_text, difference_map
+from driftscope.figures import Cell, Estimate, Pair, alt_text, difference_map
 from driftscope.figures.layout import interval
 
 
@@ -16,20 +16,22 @@ def drawn(cell: Cell) -> tuple[str, str, str]:
 
 def test_a_paired_difference_shows_its_n_and_its_baseline() -> None:
     estimate = Estimate(value=-0.55, low=-1.19, high=0.09, num_prompts=7, num_rounds=329)
-    text, hover, words = drawn(Cell(row="german", column="0", estimate=estimate, baseline=2.473))
+    text, hover, words = drawn(
+        Cell(row="german", column="0", estimate=estimate, pair=Pair(value=1.923, baseline=2.473))
+    )
     assert "≈ -0.55" in text
     assert ">-1.19 to +0.09<" in text
-    assert ">n = 7, baseline 2.47<" in text
-    assert hover.endswith("n = 7 prompts, 329 rounds in both<br>baseline over the same prompts 2.47")
-    assert "not distinguishable, n = 7, baseline 2.47" in words
+    assert ">from 2.47, n = 7<" in text
+    assert "1.92 - 2.47, over the same prompts<br>" in hover
+    assert hover.endswith("n = 7 prompts, 329 rounds in both")
+    assert "from 2.47 over 7 common prompts, not distinguishable" in words
 
 
 def test_a_difference_without_a_known_baseline_still_shows_n() -> None:
     text, hover, _ = drawn(Cell(row="german", column="0", estimate=Estimate(value=0.5, num_prompts=3)))
-    assert ">no interval<" in text
-    assert ">n = 3<" in text
+    assert text.count(">n = 3<") == 1
     assert "no interval (fewer than 5 prompts)" in hover
-    assert "baseline" not in hover
+    assert "over the same prompts" not in hover
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_drafters_of_one_run_are_compared_over_all_conditions(tmp_path: Path) ->
     [chart] = difference_charts(contents, comparison)
     texts = chart.figure.data[0].text
     for pair in comparison.pairs:
-        assert any(f"n = 5, baseline {pair.difference.baseline:.2f}" in text for text in texts)
+        assert any(f"from {pair.difference.baseline:.2f}, n = 5" in text for text in texts)
     assert "over 2 conditions and the same 5 prompts" in sentence
 
 
