@@ -464,3 +464,16 @@ def test_what_the_files_show_stands_once_with_the_verdicts(run: Path) -> None:
     assert file_findings(contents) == [
         {"series": "eagle3", "id": "DS999", "severity": "error", "statement": "the made-up head is <upside down>"}
     ]
+
+
+def test_n_leaves_out_prompts_without_a_round_and_empty_conditions_are_named(tmp_path: Path) -> None:
+    records: list[Record] = []
+    for number in range(8):
+        prompt = make_prompt(f"p{number}", num_response_tokens=1 if number < 4 else 30, is_loop=number == 4)
+        records += [prompt] if number < 4 else [prompt, make_batch(prompt)]
+    records += [make_prompt(f"p{number}", system_prompt="short", num_response_tokens=0) for number in range(3)]
+    words = page_of(write_run(tmp_path / "a.drift", iter(records))).words
+    why = "3 prompts have a round (of 8: 4 without a round, 1 looping); an interval needs 5"
+    assert f"n = 3 prompts, 75 walk rounds; no interval: {why}" in re.sub(r"\d+ walk", "75 walk", words)
+    assert "3 of 8" in words
+    assert "a: short, template default, context 0 is not shown: none of its 3 prompts has a round." in words
