@@ -157,7 +157,7 @@ def test_an_imported_run_is_shown_and_says_what_is_not_known(
     assert read_run(out).info.temperature is None
     assert main(["show", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "2.30 -, mean of the prompts 2.30 (30 rounds)" in shown
+    assert "2.30, no interval, n = 1, 30 rounds; prompt mean 2.30" in shown
     assert "all its requests are one" in shown
     assert "temperature not known" in shown
     assert main(["import", str(FILES / "metrics.prom"), "-o", str(out)]) == 2  # it is there already
