@@ -80,21 +80,28 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
 def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
     """Measures what `out` lacks; None when it is complete already."""
     from driftscope.measure import measure
+    from driftscope.runs.replace import successor
 
     is_there = out.exists() and not overwrite
     if is_there and resume and _is_complete(out, plan):
         _say(f"{out} is complete; --overwrite measures it again")
         return None
-    check = follow(
-        lambda on_status, on_progress: measure(
-            plan,
-            out,
-            resume=resume and is_there,
-            overwrite=overwrite,
-            on_status=on_status,
-            on_progress=on_progress,
+    is_replaced = out.exists() and overwrite
+    try:
+        check = follow(
+            lambda on_status, on_progress: measure(
+                plan,
+                out,
+                resume=resume and is_there,
+                overwrite=overwrite,
+                on_status=on_status,
+                on_progress=on_progress,
+            )
         )
-    )
+    except BaseException:
+        if is_replaced and successor(out).exists():
+            _say(f"{out} is kept as it was. What was measured so far: {successor(out)}")
+        raise
     return SelfCheckOutput(**asdict(check))
 
 

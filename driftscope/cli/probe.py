@@ -113,7 +113,7 @@ def probe(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder, ends in .drift.")] = DEFAULT_OUT,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run, once the new one is complete.")] = False,
     json: Json = False,
 ) -> None:
     """Measure drafters under system prompts, templates and context lengths: writes a run.

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from driftscope.cli import main
-from driftscope.runs import RunStatus, read_run
+from driftscope.runs import RunStatus, RunWriter, read_run
 from probes.drafter.model import Drafter
+from probes.record import Record
 from tests.tiny_models import matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
@@ -296,6 +297,27 @@ def test_an_existing_run_is_not_overwritten_unasked(
     run_ok([*arguments, "--overwrite"], capsys)
     assert main([*options(pair, out, num_prompts="2", context_tokens="0"), "--resume"]) == 2
     assert "num_prompts" in capsys.readouterr().err
+
+
+def test_an_overwriting_that_is_interrupted_says_what_is_where(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "d.drift"
+    arguments = options(pair, out, num_prompts="1", context_tokens="0")
+    run_ok(arguments, capsys)
+    before = read_run(out).rounds()
+
+    def interrupted(writer: RunWriter, record: Record) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunWriter, "write_batch", interrupted)
+    assert main([*arguments, "--overwrite"]) == 130
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"{out} is kept as it was. What was measured so far: {tmp_path / 'd.new.drift'}" in said
+    assert read_run(out).rounds().equals(before)
+    monkeypatch.undo()
+    run_ok([*arguments, "--overwrite"], capsys)
+    assert [entry.name for entry in tmp_path.glob("*.drift")] == ["d.drift"]
 
 
 def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with(
