@@ -166,6 +166,11 @@ class Plan(BaseModel):
         if self.interventions != ["none"]:
             raise ValueError("interventions are counted on finished texts, for greedy drafts only")
 
+    @property
+    def keeps_texts_private(self) -> bool:
+        """Whether no message may quote a prompt (`quotes_hidden`)."""
+        return self.redact or not self.text
+
     def stored(self) -> dict[str, Any]:
         """As it stands in run.json. What concerns vLLM alone is left out of other engines' plans."""
         options = self.model_dump(mode="json")

@@ -31,7 +31,10 @@ def open_regular(path: str | Path) -> BufferedReader:
 def read_regular(path: str | Path, *, max_bytes: int) -> bytes:
     """The whole file. Raises InputError `not_a_file`, and `too_large` for one of more than `max_bytes`; OSErrors pass."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)  # what the file system says of the size is not asked: it may grow, or be 0
+        expected = min(os.fstat(file.fileno()).st_size, max_bytes) + 1  # not `max_bytes`: as much memory is set aside
+        content = file.read(expected)
+        if len(content) == expected:  # it has grown, or its file system says 0 of everything
+            content += file.read(max_bytes + 1 - expected)
     if len(content) > max_bytes:
         raise InputError(
             f"this file has more than {max_bytes:,} bytes",

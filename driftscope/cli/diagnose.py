@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftscope.cli.console import Json, console, print_json
-from probes.errors import DriftscopeError, InputError
+from probes.errors import DriftscopeError, InputError, quotes_hidden
 
 if TYPE_CHECKING:
     from driftscope.plan import Plan
@@ -248,13 +248,14 @@ def _run(run: Run, missing: list[str], plan: Plan, reference_target: str | None,
     from driftscope.diagnosis.intervene import intervene
 
     try:
-        job, _ = plan.job()
-        job = replace(job, reference_target=_resolved(reference_target))
-        notes = follow(
-            lambda on_status, on_progress: intervene(
-                run.path, missing, job, on_status=on_status, on_progress=on_progress
+        with quotes_hidden(plan.keeps_texts_private):
+            job, _ = plan.job()
+            job = replace(job, reference_target=_resolved(reference_target))
+            notes = follow(
+                lambda on_status, on_progress: intervene(
+                    run.path, missing, job, on_status=on_status, on_progress=on_progress
+                )
             )
-        )
     except DriftscopeError as error:
         if is_error or error.exit_code != InputError.exit_code:
             raise  # what was asked for by name must not be left out

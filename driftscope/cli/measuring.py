@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from driftscope.cli.console import console, print_json, printable
 from driftscope.plan import Plan
 from probes.conditions import Progress
+from probes.errors import quotes_hidden
 
 if TYPE_CHECKING:
     from driftscope.runs import Run
@@ -88,16 +89,17 @@ def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> Sel
         return None
     is_replaced = out.exists() and overwrite
     try:
-        check = follow(
-            lambda on_status, on_progress: measure(
-                plan,
-                out,
-                resume=resume and is_there,
-                overwrite=overwrite,
-                on_status=on_status,
-                on_progress=on_progress,
+        with quotes_hidden(plan.keeps_texts_private):
+            check = follow(
+                lambda on_status, on_progress: measure(
+                    plan,
+                    out,
+                    resume=resume and is_there,
+                    overwrite=overwrite,
+                    on_status=on_status,
+                    on_progress=on_progress,
+                )
             )
-        )
     except BaseException:
         if is_replaced and successor(out).exists():
             _say(f"{out} is kept as it was. What was measured so far: {successor(out)}")
