@@ -345,3 +345,20 @@ def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with
         main([*options(pair, tmp_path / "no.drift", engine="live", **asked), "--drafter", f"b={pair / 'drafter'}"]) == 2
     )
     assert "one drafter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("private", [["--no-text"], ["--redact"], ["--no-text", "--json"]])
+def test_a_template_that_raises_with_the_message_does_not_print_it(
+    private: list[str], pair: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ raise_exception('cannot take: ' + messages[-1].content) }}")
+    arguments = [*options(pair, tmp_path / "x.drift", template=f"odd={template}"), *private]
+    assert main(arguments) == 2
+    said = "".join(capfd.readouterr())
+    assert "cannot take" not in said
+    assert not any(turn in said for turn in TURNS)
+    assert "the chat template fails (what it says is left out: it may quote a prompt)" in said
+    assert "odd / context" in said  # the condition names the template
+    assert main(options(pair, tmp_path / "y.drift", template=f"odd={template}")) == 2
+    assert "cannot take: " in capfd.readouterr().err

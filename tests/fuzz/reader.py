@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import resource
@@ -55,6 +56,13 @@ def read(kind: str, path: str, request: dict[str, Any]) -> str:
         return measure(Path(path), is_read=request["is_read"])
     if kind == "read_run":
         return odd_run(Path(path), request["run"])
+
+    if kind == "acceptance":
+        return stored_acceptance(Path(path), request)
+    if kind == "redact":
+        return redacted(Path(path).read_text("utf-8", "surrogatepass"))
+    if kind == "template":
+        return rendered(Path(path).read_text("utf-8", "surrogatepass"), request)
     if kind == "misbehave":  # the tests of this harness
         return misbehave(path)
     raise ValueError(kind)
@@ -104,6 +112,55 @@ def odd_run(folder: Path, name: str) -> str:
         except OSError as error:  # the system has no such name
             raise file_error(error) from error
         return read_run(name)
+
+
+def stored_acceptance(path: Path, request: dict[str, Any]) -> str:
+    """Metrics of an engine as a run, read again."""
+    from driftscope.exchange import ImportOptions, read_acceptance, store, store_run
+    from driftscope.runs import read_run
+
+    store.summarise = store.write_summary = lambda *given: None  # duckdb wants more address space than there is
+    file = read_acceptance(path, source=request["source"], depth=request["depth"])
+    out = path.with_name("a.drift")
+    store_run(file, out, ImportOptions(), overwrite=True)
+    assert read_run(out).info.counts.num_rounds == sum(len(r.rounds.accepted_drafts) for r in file.requests)
+    return " ".join(file.report())[:200]
+
+
+def redacted(text: str) -> str:
+    """A text redacted; what was found is found once, and no placeholder is taken for anything."""
+    from driftscope.prompts import redact_text
+
+    once, found = redact_text(text)
+    assert once == text or found
+    assert sum(once.count(f"[{kind}]") for kind in ("KEY", "EMAIL", "IP", "CARD", "PHONE")) >= sum(
+        found.values()
+    ) - sum(text.count(f"[{kind}]") for kind in ("KEY", "EMAIL", "IP", "CARD", "PHONE"))
+    return once[:200]
+
+
+@functools.cache
+def byte_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: index for index, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def rendered(template: str, request: dict[str, Any]) -> str:
+    """A conversation under a template, with regions for every token; templates have little time and text here."""
+    from probes import template_process
+    from probes.rendering import render
+
+    template_process.MAX_CPU_SECONDS = 0.5
+    template_process.MAX_TEXT_BYTES = 1 << 20
+    found = render(byte_tokenizer(), request["messages"], template=template, chat_template_kwargs=request["kwargs"])
+    assert len(found.region) == len(found.token_ids) > 0
+    return found.text[:200]
 
 
 def misbehave(how: str) -> str:
