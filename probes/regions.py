@@ -360,8 +360,8 @@ def token_regions(
                 start = min(span[0], num_chars - 1)
                 stop = start + 1
         bounds[index] = start, stop
-    counts = np.zeros((num_chars + 1, len(TEXT_REGIONS)), np.int64)
-    np.cumsum(char_region[:, None] == np.arange(len(TEXT_REGIONS)), axis=0, out=counts[1:])
+    counts = np.zeros((num_chars + 1, len(TEXT_REGIONS)), np.int32)
+    np.cumsum(char_region[:, None] == np.arange(len(TEXT_REGIONS)), axis=0, dtype=np.int32, out=counts[1:])
     regions: np.ndarray = np.argmax(counts[bounds[:, 1]] - counts[bounds[:, 0]], axis=1).astype(np.uint8)
     regions[bounds[:, 0] == bounds[:, 1]] = UNKNOWN
     regions[np.asarray(is_special, bool)] = TEMPLATE

@@ -38,6 +38,8 @@ def _take_out(text: str, form: Form, found: Counter[str]) -> str:
             start, stop = match.span(form.group)
             pieces += [text[last:start], f"[{form.kind.upper()}]"]
             last = stop
+            for kind in found:  # placeholders that are now part of this one
+                found[kind] -= min(found[kind], text.count(f"[{kind.upper()}]", start, stop))
             found[form.kind] += 1
     return "".join([*pieces, text[last:]]) if pieces else text
 

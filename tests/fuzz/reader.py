@@ -157,7 +157,7 @@ def rendered(template: str, request: dict[str, Any]) -> str:
     from probes.rendering import render
 
     template_process.MAX_CPU_SECONDS = 0.5
-    template_process.MAX_TEXT_BYTES = 1 << 20
+    template_process.MAX_TEXT_BYTES = 1 << 17
     found = render(byte_tokenizer(), request["messages"], template=template, chat_template_kwargs=request["kwargs"])
     assert len(found.region) == len(found.token_ids) > 0
     return found.text[:200]
