@@ -11,12 +11,14 @@ from typing import Any
 from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
 from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, every_assistant_turn
 from driftscope.prompts.line import Line, Reading
-from driftscope.prompts.rows import check_file, read_lines, read_text
+from driftscope.prompts.rows import DELIMITERS, check_file, read_lines, read_text
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
 TEXT = "text"
 TEXT_SUFFIXES = (".txt", ".md")
+PROMPT_SUFFIXES = (".jsonl", ".json", *DELIMITERS, ".parquet", *TEXT_SUFFIXES)
+"""How the names of prompt files end. One with another end is read too: as Parquet or JSON, by what it holds."""
 LANGUAGE_KEYS = ("language", "lang", "locale")
 
 

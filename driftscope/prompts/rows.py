@@ -18,6 +18,7 @@ from probes.nested_json import read_json
 from probes.regular_file import check_regular, open_regular, read_regular
 
 MAX_FILE_BYTES = 1 << 30
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -33,8 +34,9 @@ def read_lines(path: Path) -> Iterator[Line]:
     if magic.startswith(GZIP_MAGIC):
         raise InputError("the file is compressed", code="compressed_file", where=str(path), remedy="unpack it first")
     text = read_text(path)
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return _csv_rows(path, text, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    delimiter = DELIMITERS.get(path.suffix.lower())
+    if delimiter is not None:
+        return _csv_rows(path, text, delimiter=delimiter)
     return _json_items(path, text)
 
 
