@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driftscope.runs.files import write_bytes_atomically
-from driftscope.runs.heartbeat import process_start
 from probes.errors import InputError
 from probes.regular_file import read_regular
 
@@ -73,10 +72,18 @@ def send(folder: Path, number: signal.Signals, *, to_group: bool = False) -> Non
 
 def is_living(pid: int, start: int | None) -> bool:
     """A process of that id and start time lives, whoever's it is. For display: who may be signalled is `is_running`."""
+    return start is not None and 1 < pid <= MAX_PID and process_start(pid) == start
+
+
+def process_start(pid: int) -> int | None:
+    """Start time in clock ticks since boot, from Linux's /proc; None for no such process, a dead one, one of another
+    user that is hidden, or no /proc."""
     try:
-        return start is not None and 1 < pid <= MAX_PID and process_start(pid) == start
-    except OSError:  # hidden from this user
-        return False
+        stat_line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:  # no such process, or one that may not be looked at (/proc mounted with hidepid)
+        return None
+    fields = stat_line.rpartition(")")[2].split()  # after the command name, which may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _living(folder: Path) -> int | None:

@@ -108,7 +108,7 @@ def _evidence(scope: Scope, judged: Sequence[Judged]) -> None:
         st.caption(
             "All drafts after a round's first rejection are lost to the cause of that rejection: an attribution, not what "
             "a repair gains, since most drafts that deep are never accepted. Hard token: true features would have been "
-            "wrong too. Chain decay: they would have been right. Out of draft vocab: the target's token cannot be drafted; "
+            "wrong too. Chain decay: they would have been right. Lost to vocabulary: the target's token cannot be drafted; "
             "the estimated gain of a full draft vocabulary, in the evidence below, is another number."
         )
     _gains(scope, shown)

@@ -256,7 +256,7 @@ def _table(scope: Scope, basis: str, by: str, baseline: str | None, differences:
                 "verdict": verdict,
                 "after Holm": ("holds" if d.is_sure else "") if d else "",
             }
-        row |= {"prompts": s.num_prompts, "looping": s.num_degenerate, "rounds": e.num_rounds}
+        row |= {"prompts": e.num_prompts or 0, "looping": s.num_degenerate, "rounds": e.num_rounds}
         rows.append(row)
     st.subheader("Numbers", anchor=False)
     decimals = (f"tokens per round ({basis})", "low", "high", "difference", "diff. low", "diff. high", "from baseline")

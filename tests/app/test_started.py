@@ -14,13 +14,18 @@ from typing import Any
 
 import pytest
 
-from driftscope.runs.heartbeat import process_start
 from tests.app.conftest import OpenApp, checked, texts
 from tests.synthetic_run import make_info, make_records, write_run
 
 REAL_KILL = os.kill
 SLEEP = "import time\ntime.sleep(600)"
 Signals = list[tuple[str, int, int]]
+
+
+def process_start(pid: int) -> int | None:
+    from driftscope_app import started  # on the path when the app's tests run
+
+    return started.process_start(pid)
 
 
 @pytest.fixture
