@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import pty
-import signal
 import stat
 import subprocess
 import sys
@@ -91,7 +90,7 @@ def started(
     try:
         yield printed_address(process, lambda: bytes(said)), process
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        process.terminate()
         process.wait(60)
         assert b"Email" not in said
         assert b"Traceback" not in said
