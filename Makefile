@@ -29,7 +29,7 @@ $(VENV)/.app: $(VENV)/.probe
 demo: $(VENV)/.probe  ## the whole main job on a CPU: writes runs/demo.drift and prints it
 	$(BIN)/driftscope demo --out $(RUNS)/demo.drift
 
-test: $(VENV)/.dev lint  ## linters, types, import contracts, all tests that need neither vLLM nor Chromium nor a GPU
+test: $(VENV)/.dev lint  ## linters, types, import contracts, all tests but those of vLLM, Chromium, GPUs and packaging
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/cpu tests/app tests/fuzz
 
 lint: $(VENV)/.dev

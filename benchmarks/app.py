@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -55,17 +54,12 @@ class Server:
         shutil.copytree(run, target, copy_function=os.link)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+            port = free.getsockname()[1]
         code = "import sys; from driftscope.cli import main; sys.exit(main())"
-        arguments = ["app", self._folder.name, "--no-browser", "--port", str(self.port)]
-        self.process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL)
-        self.url = f"http://127.0.0.1:{self.port}"
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=5)
-                return
-            except OSError:
-                time.sleep(0.05)
+        arguments = ["app", self._folder.name, "--no-browser", "--port", str(port)]
+        self.process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = next(word for line in self.process.stdout for word in line.split() if "?token=" in word)
 
     def memory_mb(self) -> tuple[float, float]:
         """Resident now and at most, of the server (the process that `driftscope app` started)."""

@@ -35,17 +35,22 @@ def resolve_target(name: str) -> str:
     return str(demo_target_path())
 
 
+def is_demo_drafter(name: str) -> bool:
+    """Whether it is `demo:NAME` of a built-in drafter; `demo:../elsewhere` is not."""
+    prefix, _, drafter = name.partition(":")
+    return prefix == DEMO and drafter in DEMO_DRAFTERS
+
+
 def resolve_drafter(name: str) -> str:
     """`demo:NAME` -> a built-in drafter's folder; anything else stays."""
     prefix, colon, drafter = name.partition(":")
     if prefix != DEMO or not colon:
         return name
-    folder = Path(__file__).parent / "_demo_drafters" / drafter
-    if not folder.is_dir():
+    if not is_demo_drafter(name):
         raise InputError(
             f"there is no built-in drafter {drafter!r}",
             code="no_such_demo_drafter",
             where=name,
             remedy=f"one of {', '.join(f'demo:{d}' for d in DEMO_DRAFTERS)}",
         )
-    return str(folder)
+    return str(Path(__file__).parent / "_demo_drafters" / drafter)

@@ -25,6 +25,7 @@ from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
 from probes.interventions.registry import select
 from probes.record import REGIONS, PromptRecord, Record
+from probes.regular_file import open_regular
 
 if TYPE_CHECKING:
     from probes.models import Models
@@ -148,7 +149,7 @@ def measure(
         check.notes += intervene(
             out,
             plan.interventions,
-            reference_target=job.reference_target,
+            job,
             texts=None if plan.text else texts,
             models=models,
             on_status=on_status,
@@ -160,14 +161,24 @@ def measure(
 def _measure_costs(plan: Plan, models: Models, writer: RunWriter, on_status: Callable[[str], None]) -> None:
     from probes.costs import measure_costs
 
-    found, notes = measure_costs(
-        models.target,
-        [(d.name, d.model) for d in models.drafters],
-        depth=plan.depth,
-        batch_sizes=plan.costs,
-        context_tokens=plan.costs_context_tokens,
-        on_status=on_status,
-    )
+    try:
+        found, notes = measure_costs(
+            models.target,
+            [(d.name, d.model) for d in models.drafters],
+            depth=plan.depth,
+            batch_sizes=plan.costs,
+            context_tokens=plan.costs_context_tokens,
+            on_status=on_status,
+        )
+    except (RuntimeError, MemoryError) as error:  # torch's allocators: a CPU's raises a bare RuntimeError
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise InputError(
+            f"{max(plan.costs)} requests of {max(plan.costs_context_tokens)} tokens do not fit into memory",
+            code="out_of_memory",
+            where="--costs",
+            remedy="Leave the largest batch sizes or contexts out.",
+        ) from error
     info = writer.info.model_copy(deep=True)
     info.costs = [Cost(**asdict(cost)) for cost in found]
     info.notes += notes
@@ -210,6 +221,7 @@ def done_batches(writer: RunWriter) -> set[tuple[str, tuple[str, str, int], str]
 def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list[str]) -> RunInfo:
     import torch
 
+    from driftscope.diagnosis.files import check_files
     from probes.attention.kernel import kernel_name
     from probes.checkpoint.files import file_hashes
 
@@ -218,6 +230,8 @@ def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list
         DrafterInfo.from_spec(name, job.drafters[name], spec, files_sha256=file_hashes(job.drafters[name]))
         for name, spec in loaded.specs.items()
     ]
+    for drafter in drafters:
+        drafter.file_findings = check_files(job.target, drafter.path)
     is_cuda = job.device.startswith("cuda")
     return RunInfo(
         engine=job.engine,
@@ -270,7 +284,7 @@ def _target_hashes(folder: Path) -> dict[str, str]:
     """sha256 of a local target's config, tokenizer and weights; empty for a Hub id, whose name has the revision."""
     hashes: dict[str, str] = {}
     for path in sorted(folder.glob("*")) if folder.is_dir() else ():
-        if path.suffix in (".json", ".jinja", ".model", ".safetensors"):
-            with path.open("rb") as file:
+        if path.suffix in (".json", ".jinja", ".model", ".safetensors") and path.is_file():
+            with open_regular(path) as file:
                 hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

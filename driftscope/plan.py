@@ -6,21 +6,23 @@ Knows files and names; what is measured from it is a `probes.conditions.Job`. Pa
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts, redact_prompts, redact_text
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.errors import InputError
-from probes.interventions.registry import select
+from probes.interventions.registry import TARGET, select
+from probes.regular_file import read_regular
 
 BUILT_IN_SYSTEM_PROMPTS = ("none", "default", "prompt")
 BUILT_IN_TEMPLATES = ("default", "raw")
 MAX_TEXT_BYTES = 16 << 20
+MAX_COST_BATCH = 16_384  # requests in a batch whose costs are measured; engines take a few hundred to a thousand
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -79,7 +81,7 @@ class Plan(BaseModel):
     reference_target: str | None = Field(
         None, description="target that the drafter was trained for, where this one was changed"
     )
-    costs: list[Positive] = Field(
+    costs: list[Annotated[int, Field(ge=1, le=MAX_COST_BATCH)]] = Field(
         default_factory=list, description="also measure what a draft and a verify cost at these batch sizes"
     )
     costs_context_tokens: list[Positive] = Field(
@@ -90,10 +92,21 @@ class Plan(BaseModel):
     device: str = Field("cpu", description="torch device, e.g. cuda")
     text: bool = Field(True, description="store prompt text and token ids; without: hashes only")
     redact: bool = Field(False, description="put placeholders for e-mail addresses, phone numbers, keys, IPs, cards")
-    trust_remote_code: bool = Field(False, description="let the target's repository run its own code")
+    trust_remote_code: bool = Field(
+        False, description="let the target's repository run its own code; from the command line alone"
+    )
+
+    @classmethod
+    def of_run(cls, stored: Mapping[str, Any]) -> Plan:
+        """The plan in a run's run.json. It may be of an older driftscope: options without effect are let through.
+
+        Remote code is taken from the command line alone, so a stored `trust_remote_code` counts for nothing.
+        """
+        plan = cls.model_validate(dict(stored), context={"is_stored": True})
+        return plan.model_copy(update={"trust_remote_code": False})
 
     @model_validator(mode="after")
-    def _known_names(self) -> Plan:
+    def _check(self, info: ValidationInfo) -> Plan:
         for name, path in self.system_prompt.items():
             if path is None and name not in BUILT_IN_SYSTEM_PROMPTS:
                 raise ValueError(
@@ -107,7 +120,37 @@ class Plan(BaseModel):
             select(self.interventions)
         except InputError as error:
             raise ValueError(f"{error.message}; {error.remedy}") from error
+        idle = next(self._without_effect(), None)
+        if idle is not None and not (info.context or {}).get("is_stored"):
+            raise ValueError(f"{idle[0]} has no effect here: {idle[1]}")
         return self
+
+    def _without_effect(self) -> Iterator[tuple[str, str]]:
+        """Options that differ from their default and would change nothing, each with the reason."""
+        needed = {  # option -> (whether it has an effect, what it needs)
+            "prompt_format": (self.prompts, "it is of a prompt file, and none was given"),
+            "documents": (any(self.context_tokens), "they fill context_tokens, which is 0"),
+            "level": (self.engine == "vllm", "it is of engine vllm"),
+            "vllm": (self.engine == "vllm", "it is of engine vllm"),
+            "top_k": (self.temperature > 0, "nothing is drawn at temperature 0"),
+            "top_p": (self.temperature > 0, "nothing is drawn at temperature 0"),
+            "seed": (self.temperature > 0, "nothing is drawn at temperature 0"),
+            "draft_sample_method": (self.temperature > 0, "drafts are greedy at temperature 0"),
+            "max_new_tokens": (self.turns == "last", "with turns all nothing is answered anew"),
+            "last_tokens": (self.engine == "replay", f"engine {self.engine} records whole rounds; take replay"),
+            "costs_context_tokens": (self.costs, "no costs are measured; add costs"),
+            "reference_target": (
+                set(TARGET) & set(select(self.interventions)),
+                "only the intervention reference_target reads it; add interventions",
+            ),
+        }
+        for name, (has_effect, need) in needed.items():
+            if not has_effect and getattr(self, name) != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                yield name, need
+        if "reference_target" in self.interventions and self.reference_target is None:
+            yield "interventions reference_target", "it needs reference_target"
 
     def _check_sampling(self) -> None:
         if self.engine == "vllm" and self.costs:
@@ -122,6 +165,11 @@ class Plan(BaseModel):
             raise ValueError("with probabilistic drafts each drafter writes its own text: one drafter in a run")
         if self.interventions != ["none"]:
             raise ValueError("interventions are counted on finished texts, for greedy drafts only")
+
+    @property
+    def keeps_texts_private(self) -> bool:
+        """Whether no message may quote a prompt (`quotes_hidden`)."""
+        return self.redact or not self.text
 
     def stored(self) -> dict[str, Any]:
         """As it stands in run.json. What concerns vLLM alone is left out of other engines' plans."""
@@ -247,15 +295,9 @@ def _redacted(
 def read_text(path: Path, what: str) -> str:
     """A UTF-8 text file. Raises InputError naming it."""
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device may have no end
-            raise InputError(
-                f"the {what} is no file", code="file_not_readable", where=str(path), remedy="check the path"
-            )
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise InputError(
-                f"the {what} has more than {MAX_TEXT_BYTES >> 20} MiB", code="file_too_large", where=str(path)
-            )
-        return path.read_text(encoding="utf-8-sig")
+        return (
+            read_regular(path, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        )
     except UnicodeDecodeError as error:
         raise InputError(
             f"the {what} is not UTF-8 (byte {error.start})",
@@ -263,21 +305,39 @@ def read_text(path: Path, what: str) -> str:
             where=str(path),
             remedy="convert it to UTF-8",
         ) from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+    except (
+        OSError,
+        ValueError,
+        InputError,
+    ) as error:  # ValueError: a null byte in the path; InputError: a pipe, a giant
+        reason = error.message if isinstance(error, InputError) else getattr(error, "strerror", None) or error
         raise InputError(
-            f"the {what} cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"the {what} cannot be read: {reason}",
             code="file_not_readable",
             where=str(path),
             remedy="check the path",
         ) from error
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    """A plan file's options, its paths made absolute. Raises InputError naming file and place."""
+def read_plan(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """A plan file's options, its paths made absolute. Raises InputError naming file and place.
+
+    `trust_remote_code`: whether the command line says so. A file that says it alone is refused: it may be anybody's.
+    """
     try:
         options = tomllib.loads(read_text(path, "plan"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, thousands of digits or of brackets
         raise InputError(f"the plan is no TOML: {error}", code="bad_plan", where=str(path), remedy="mend it") from error
+
+    engine = options.get("vllm")
+    for place, table in (("", options), ("[vllm] ", engine if isinstance(engine, dict) else {})):
+        if table.get("trust_remote_code") and not trust_remote_code:
+            raise InputError(
+                f"{place}trust_remote_code is taken from the command line alone",
+                code="remote_code",
+                where=str(path),
+                remedy="Take it out of the plan. If you trust the target's code, add --trust-remote-code.",
+            )
 
     def absolute(value: object) -> object:
         if not isinstance(value, str) or value in BUILT_IN_SYSTEM_PROMPTS + BUILT_IN_TEMPLATES:
@@ -306,15 +366,15 @@ def read_plan(path: Path) -> dict[str, Any]:
     return options
 
 
-def make_plan(options: dict[str, Any], *, where: str) -> Plan:
-    """Checks the options. Raises InputError naming the option."""
+def make_plan(options: dict[str, Any], *, where: str, is_stored: bool = False) -> Plan:
+    """Checks the options; `is_stored`: those of a run, as `Plan.of_run`. Raises InputError naming the option."""
     try:
-        return Plan(**options)
+        return Plan.model_validate(options, context={"is_stored": is_stored})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "plan"
         raise InputError(
-            f"{name}: {first['msg']}",
+            f"{name}: {first['msg'].removeprefix('Value error, ')}",
             code="bad_option",
             where=where,
             remedy="`driftscope probe --help` lists every option",

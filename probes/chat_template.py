@@ -1,7 +1,7 @@
 """A tokenizer's chat template, or a given one, as a function from a conversation to text and to token ids.
 
-What this module does not know: regions, turns, what the text means. Jinja templates are foreign code: transformers runs
-them in its sandbox, and whatever they raise becomes an InputError with their own words.
+What this module does not know: regions, turns, what the text means. Jinja templates are foreign code: they are rendered
+by transformers, in a process of their own (`template_process`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.errors import InputError
 from probes.regions import Conversation
+from probes.template_process import Budget, render_text, template_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,11 +21,14 @@ _RESERVED_KWARGS = {"conversation", "messages", "tools", "chat_template", "add_g
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 }  # fmt: skip
 
+# Takes a rendered text through the rest of apply_chat_template.
+_SHOW_TEXT = "{{ messages[0]['content'] }}"
+
 
 class ChatTemplate:
     """A chat template with everything but the conversation: tools, variables, whether to end with a generation prompt.
 
-    Raises InputError where there is no template, and with the template's own words where it fails.
+    `budget` is of the prompt: what this and others made from it may take. Raises InputError where there is no template.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, Any],
         add_generation_prompt: bool,
+        budget: Budget | None = None,
     ) -> None:
         reserved = sorted(_RESERVED_KWARGS & set(kwargs))
         if reserved:
@@ -47,13 +52,15 @@ class ChatTemplate:
         self.tools = [dict(tool) for tool in tools] if tools else None
         self.kwargs = dict(kwargs)
         self.add_generation_prompt = add_generation_prompt
+        self.budget = budget or Budget()
         self.source = self._source(template)
 
     def _source(self, template: str) -> str:
         if template != "default":
             if "{" not in template:
                 raise InputError(
-                    f"{template!r} is neither `default`, `raw` nor a Jinja template",
+                    "this is neither `default`, `raw` nor a Jinja template",
+                    quote=repr(template[:80]),
                     code="bad_template",
                     where="chat template",
                     remedy="Give a template file with NAME=FILE",
@@ -70,10 +77,29 @@ class ChatTemplate:
             ) from error
 
     def render(self, conversation: Conversation) -> str:
-        return str(self._apply(conversation, tokenize=False))
+        """Raises RejectedError with the template's own words where it fails, InputError where it takes too much."""
+        if self._renders_itself:
+            return str(self._apply(conversation, tokenize=False))
+        return render_text(
+            {
+                "template": self.source,
+                "conversation": conversation,
+                "tools": self.tools,
+                "add_generation_prompt": self.add_generation_prompt,
+                "special_tokens": self.tokenizer.special_tokens_map,
+                "kwargs": self.kwargs,
+            },
+            self.budget,
+        )
 
-    def token_ids(self, conversation: Conversation) -> list[int]:
-        return list(self._apply(conversation, tokenize=True, return_dict=False))
+    def token_ids(self, conversation: Conversation, text: str) -> list[int]:
+        """The ids that transformers gives the conversation, whose rendered text is `text`."""
+        if self._renders_itself:
+            return list(self._apply(conversation, tokenize=True, return_dict=False))
+        shown = [{"role": "user", "content": text}]
+        return list(
+            self.tokenizer.apply_chat_template(shown, chat_template=_SHOW_TEXT, tokenize=True, return_dict=False)
+        )
 
     def without(self, *, tools: bool = False, generation_prompt: bool = False) -> ChatTemplate:
         """The same without tools or generation prompt."""
@@ -83,7 +109,15 @@ class ChatTemplate:
             None if tools else self.tools,
             self.kwargs,
             self.add_generation_prompt and not generation_prompt,
+            self.budget,
         )
+
+    @property
+    def _renders_itself(self) -> bool:
+        """Whether the tokenizer's class has a rendering of its own: Python that the user trusts, such as remote code."""
+        from transformers import PreTrainedTokenizerBase
+
+        return type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
     def _apply(self, conversation: Conversation, **kwargs: Any) -> Any:
         try:
@@ -95,11 +129,5 @@ class ChatTemplate:
                 **kwargs,
                 **self.kwargs,
             )
-        except Exception as error:  # a template is foreign code: it may fail in any way, and its words are the reason
-            line = getattr(error, "lineno", None)
-            raise InputError(
-                f"the chat template fails: {error}",
-                code="template_failed",
-                where="chat template" + (f", line {line}" if line else ""),
-                remedy="Check the roles and their order, or give another template with NAME=FILE",
-            ) from error
+        except Exception as error:  # another's code: it may fail in any way, and its words are the reason
+            raise template_failed(str(error) or type(error).__name__, getattr(error, "lineno", None)) from error

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MAX_MESSAGE = 2_000
 """Characters of a message: what stands in it may come from a file of any size."""
 MAX_WHERE = 500
+MAX_QUOTE = 500
 
 
 class DriftscopeError(Exception):
     """Base of every error that a user can cause or mend.
 
     `code` is stable and machine readable (`snake_case`), `where` names the file, tensor, option or line,
-    `remedy` says what to do. `exit_code` is what the command line returns.
+    `remedy` says what to do. `exit_code` is what the command line returns. `quote` ends the message with what may hold
+    text of a prompt: `quotes_hidden` leaves it out, so nothing else of a message may.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, *, code: str, where: str = "", remedy: str = "") -> None:
+    def __init__(self, message: str, *, code: str, where: str = "", remedy: str = "", quote: str = "") -> None:
         super().__init__(message)
         self.code = code
-        self.message = bounded(message, MAX_MESSAGE)
+        self.unquoted = message if quote else ""
+        self.message = bounded(f"{message}: {bounded(quote, MAX_QUOTE)}" if quote else message, MAX_MESSAGE)
         self.where = bounded(where, MAX_WHERE)
         self.remedy = bounded(remedy, MAX_MESSAGE)
 
@@ -46,6 +51,22 @@ class SelfCheckError(DriftscopeError):
     """What was measured contradicts itself: the numbers must not be used."""
 
     exit_code = 3
+
+
+@contextmanager
+def quotes_hidden(is_asked: bool) -> Iterator[None]:
+    """Where asked for (--no-text, --redact), errors that pass through lose what they quote of a prompt."""
+    try:
+        yield
+    except DriftscopeError as error:
+        if not (is_asked and error.unquoted):
+            raise
+        raise type(error)(
+            f"{error.unquoted} (what it says is left out: it may quote a prompt)",
+            code=error.code,
+            where=error.where,
+            remedy=error.remedy,
+        ) from None  # the former one, with the quote, must not be told either
 
 
 def file_error(error: OSError) -> InputError:

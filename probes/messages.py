@@ -7,13 +7,13 @@ in a note, what cannot be used is an InputError naming the message.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from probes.errors import InputError
+from probes.nested_json import read_json
 from probes.regions import Conversation, Field, Part
 
 JOINER = "\n\n"
@@ -104,7 +104,8 @@ def _content_text(content: object, where: str) -> tuple[str | None, list[str]]:
         if not isinstance(part, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise InputError(
-                f"content of type {kind!r} is not text",
+                "content of another type is not text",
+                quote=repr(kind),
                 code="not_text",
                 where=where,
                 remedy="Only text can be measured: remove images, audio and files",
@@ -122,22 +123,24 @@ def _parse_arguments(tool_calls: object, where: str) -> list[str]:
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
             continue
         try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except json.JSONDecodeError:
-            notes.append(f"{where} calls {function.get('name')!r} with arguments that are not JSON: left as text")
+            function["arguments"] = read_json(function["arguments"] or "{}")
+        except ValueError:
+            notes.append(f"{where} calls a tool with arguments that are not JSON: left as text")
     return notes
 
 
 def require_unicode(value: object, where: str) -> None:
     """Raises InputError where a string inside holds a lone surrogate: JSON can carry one, no tokenizer takes it."""
     for _, text in _strings(value):
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise InputError(
                 "the text holds half of a surrogate pair, which is no character",
                 code="not_unicode",
                 where=where,
                 remedy="Repair the export: its text was cut in the middle of a character",
-            )
+            ) from error
 
 
 def _strings(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from probes.attention.slots import text_regions
 from probes.conditions import Cell, PromptInput
+from probes.errors import InputError
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.rendering import Rendered, render
 
@@ -24,14 +25,18 @@ def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: 
         messages = _without_system(messages)
 
     def rendered(turns: list[dict[str, object]]) -> Rendered:
-        return render(
-            tokenizer,
-            turns,
-            template=cell.template.source,
-            context=document,
-            tools=list(prompt.tools) or None,
-            chat_template_kwargs=dict(prompt.chat_template_kwargs),
-        )
+        try:
+            return render(
+                tokenizer,
+                turns,
+                template=cell.template.source,
+                context=document,
+                tools=list(prompt.tools) or None,
+                chat_template_kwargs=dict(prompt.chat_template_kwargs),
+            )
+        except InputError as error:
+            error.where = f"{error.where or 'prompt'}: condition {cell}, prompt {prompt.prompt_id}"
+            raise
 
     result = rendered(messages)
     if cell.system_prompt.name != "none" or cell.system_prompt.text is not None or not result.num_tokens("system"):

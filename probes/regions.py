@@ -37,8 +37,15 @@ RenderText = Callable[[Conversation], str]
 Offsets = tuple[int, ...]
 """Where marks stand in a field's text: character offsets, ascending."""
 
+
+class RejectedError(InputError):
+    """What rendering raises for a conversation that the template does not take; limits are no such error."""
+
+
 # Supplementary Private Use Area-B: no template, trim() or regular expression class treats it as anything but a letter.
 _MARK_ALPHABET = range(0x100000, 0x10FFFE)
+
+_MAX_PAIRS_OF_LINES = 4_000_000  # the template's own lines between two marks: 2,000 with as many others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +102,8 @@ class Located:
 def locate(conversation: Conversation, fields: Sequence[Field], render: RenderText) -> Located:
     """Render `conversation` and give each character the region of the field it came from, else `template`.
 
-    `fields` are in the order of the conversation. Raises whatever `render` raises for the unmarked conversation.
+    `fields` are in the order of the conversation. Raises whatever `render` raises for the unmarked conversation,
+    and what is no RejectedError for any.
     """
     plain = render(conversation)
     used = set(plain).union(*(field.text for field in fields))
@@ -105,7 +113,7 @@ def locate(conversation: Conversation, fields: Sequence[Field], render: RenderTe
         marked, meaning = _set_marks(conversation, fields, placement, alphabet)
         try:
             text, marks = unmark(render(marked), meaning)
-        except InputError:  # the template looks at this string's content and rejects a changed one
+        except RejectedError:  # the template looks at this string's content and rejects a changed one
             return None
         if text != plain:
             return None
@@ -211,11 +219,14 @@ def _attribute(
     """Text between two marks of one field that is what the field has between them has its region."""
     char_region = np.full(len(plain), TEMPLATE, np.uint8)
     field_region = [_region_of(field) for field in fields]
+    texts = [field.text for field in fields]
     num_shown = Counter[int]()
     for left, right in pairwise(marks):
         start, stop = left.position, right.position
         if left.field == right.field and left.offset < right.offset:
-            content = fields[left.field].text[left.offset : right.offset]
+            if right.offset - left.offset > stop - start:  # shown in part; a template may do so a million times
+                continue
+            content = texts[left.field][left.offset : right.offset]
             if plain[start:stop] == content:
                 char_region[start:stop] = field_region[left.field][left.offset : right.offset]
                 num_shown[left.field] += len(content)
@@ -225,7 +236,7 @@ def _attribute(
         elif left.field < right.field and fields[left.field].path[:3] == fields[right.field].path[:3]:
             # Two strings of one tool call: the keys and numbers between them are the call's too.
             char_region[start:stop] = field_region[left.field][-1]
-    is_found = [num_shown[index] >= len(field.text.strip()) for index, field in enumerate(fields)]
+    is_found = [num_shown[index] >= len(text.strip()) for index, text in enumerate(texts)]
     return char_region, tuple("found" if found else "unproven" for found in is_found)
 
 
@@ -244,7 +255,7 @@ def _replace_by_stand_in(
     _set(replaced, field.path, stand_in)
     try:
         text = render(replaced)
-    except InputError:
+    except RejectedError:
         text = ""
     if text == located.text:
         return "left_out"
@@ -280,14 +291,20 @@ def span_in_place_of(stand_in: str, text_with_it: str, text: str) -> tuple[int, 
 def inserted_spans(
     text: str, marks: Sequence[Mark], other: str, other_marks: Sequence[Mark]
 ) -> list[tuple[int, int]] | None:
-    """What `text` has more than `other`, between marks. None when the two do not hold the same marks in one order."""
+    """What `text` has more than `other`, between marks.
+
+    None when the two do not hold the same marks in one order, or differ in too many lines to compare each with each.
+    """
     if [(mark.field, mark.offset) for mark in marks] != [(mark.field, mark.offset) for mark in other_marks]:
         return None
     spans: list[tuple[int, int]] = []
     ends = [0, *(mark.position for mark in marks), len(text)]
     other_ends = [0, *(mark.position for mark in other_marks), len(other)]
     for (start, stop), (other_start, other_stop) in zip(pairwise(ends), pairwise(other_ends), strict=True):
-        for low, high in _inserted(text[start:stop], other[other_start:other_stop]):
+        piece, other_piece = text[start:stop], other[other_start:other_stop]
+        if piece != other_piece and piece.count("\n") * other_piece.count("\n") > _MAX_PAIRS_OF_LINES:
+            return None
+        for low, high in _inserted(piece, other_piece):
             if spans and not text[spans[-1][1] : start + low].strip():  # a blank line is equal to any other
                 spans[-1] = (spans[-1][0], start + high)
             else:
@@ -343,8 +360,8 @@ def token_regions(
                 start = min(span[0], num_chars - 1)
                 stop = start + 1
         bounds[index] = start, stop
-    counts = np.zeros((num_chars + 1, len(TEXT_REGIONS)), np.int64)
-    np.cumsum(char_region[:, None] == np.arange(len(TEXT_REGIONS)), axis=0, out=counts[1:])
+    counts = np.zeros((num_chars + 1, len(TEXT_REGIONS)), np.int32)
+    np.cumsum(char_region[:, None] == np.arange(len(TEXT_REGIONS)), axis=0, dtype=np.int32, out=counts[1:])
     regions: np.ndarray = np.argmax(counts[bounds[:, 1]] - counts[bounds[:, 0]], axis=1).astype(np.uint8)
     regions[bounds[:, 0] == bounds[:, 1]] = UNKNOWN
     regions[np.asarray(is_special, bool)] = TEMPLATE

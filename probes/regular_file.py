@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from probes.errors import InputError
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """The file, opened for reading. Raises InputError `not_a_file` for a folder, pipe, socket or device; OSErrors pass."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # the opening of a pipe does not block
     try:
@@ -31,7 +31,10 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_regular(path: str | Path, *, max_bytes: int) -> bytes:
     """The whole file. Raises InputError `not_a_file`, and `too_large` for one of more than `max_bytes`; OSErrors pass."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)  # what the file system says of the size is not asked: it may grow, or be 0
+        expected = min(os.fstat(file.fileno()).st_size, max_bytes) + 1  # not `max_bytes`: as much memory is set aside
+        content = file.read(expected)
+        if len(content) == expected:  # it has grown, or its file system says 0 of everything
+            content += file.read(max_bytes + 1 - expected)
     if len(content) > max_bytes:
         raise InputError(
             f"this file has more than {max_bytes:,} bytes",

@@ -37,6 +37,7 @@ from probes.regions import (
     UNKNOWN,
     Conversation,
     Located,
+    RejectedError,
     inserted_spans,
     locate,
     num_common,
@@ -58,6 +59,7 @@ _ROLE_HEADER = re.compile(
     r"\s*(?:system|developer|user|human|assistant|model|tool|function|ipython)[ \t]*(?::|\r?\n|\Z)", re.IGNORECASE
 )
 _ROLE_MARKER = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<\|start\|>|<start_of_turn>|\[INST\]|<\|user\|>")
+_MAX_QUOTED = 100  # characters of a note that come from the template or a variable's name
 _MIN_PROSE_WORDS = 3  # literal text of fewer words is a header ("# Instructions"), not a system prompt
 
 
@@ -112,7 +114,7 @@ def render(
     notes += _notes_on_fields(turns, located)
     is_inserted = _find_inserted_text(turns, chat, located, special, notes)
     ids, spans, said = tokenize(tokenizer, located.text)
-    if ids != chat.token_ids(messages_of(turns)):
+    if ids != chat.token_ids(messages_of(turns), located.text):
         raise SelfCheckError(
             "apply_chat_template gives other ids than the tokenizer for the same text",
             code="prompt_ids_differ",
@@ -151,7 +153,7 @@ def _accepted_turns(turns: list[Turn], chat: ChatTemplate, notes: list[str]) -> 
     for candidate, said in _forms(turns):
         try:
             chat.render(messages_of(candidate))
-        except InputError as error:
+        except RejectedError as error:
             first_error = first_error or error
             continue
         notes += said
@@ -204,7 +206,9 @@ def _find_tool_calls(turns: Sequence[Turn], chat: ChatTemplate, located: Located
         conversation[index] = {"role": turn.role, "content": stand_in}
         try:
             span = span_in_place_of(stand_in, chat.render(conversation), located.text)
-        except InputError:  # an answer without a call: the call's strings are known already, its frame stays `template`
+        except (
+            RejectedError
+        ):  # an answer without a call: the call's strings are known already, its frame stays `template`
             continue
         if span:
             stretch = located.char_region[slice(*span)]
@@ -246,7 +250,7 @@ def _default_system_span(chat: ChatTemplate, conversation: Conversation, text: s
     (stand_in,) = stand_ins(text, 1)
     try:
         text_with_it = chat.render([{"role": "system", "content": stand_in}, *conversation])
-    except InputError:  # no system role: no default for it either
+    except RejectedError:  # no system role: no default for it either
         return None
     span = span_in_place_of(stand_in, text_with_it, text)
     return span if span and span[0] < span[1] else None
@@ -258,7 +262,7 @@ def _find_tools(chat: ChatTemplate, located: Located, special: re.Pattern[str], 
     try:
         other, other_marks = unmark(chat.without(tools=True).render(located.marked), located.meaning)
         spans = inserted_spans(text, located.marks, other, other_marks)
-    except InputError:  # the template demands tools
+    except RejectedError:  # the template demands tools
         spans = None
     if spans is None:
         notes.append("tool definitions could not be told from the template's own text: unknown")
@@ -293,7 +297,7 @@ def _text_between_turns(chat: ChatTemplate) -> str:
     turns = (("user", first), ("assistant", reply), ("user", second))
     try:
         text = chat.without(tools=True).render([{"role": role, "content": content} for role, content in turns])
-    except InputError:
+    except RejectedError:
         return ""
     return text.partition(reply)[2].partition(second)[0]
 
@@ -322,12 +326,16 @@ def _notes_on_template(
         elif re.search(r"<(think|thinking)>", tail):
             notes.append("the template opens a think block: the response begins inside it")
         if chat.without(generation_prompt=True).render(messages_of(turns)) == text:
-            notes.append(f"the template adds no generation prompt: the prompt ends with {tail.strip()!r}")
+            end = tail.strip()
+            is_literal = 0 < len(end) <= _MAX_QUOTED and end in chat.source  # anything else may be text of the prompt
+            said = f": the prompt ends with {end!r}" if is_literal else ""
+            notes.append(f"the template adds no generation prompt{said}")
     if "strftime_now" in chat.source:
         notes.append("the template can write today's date: the prompt may differ from day to day")
-    notes += [
-        f"the template does not read {name}" for name in chat.kwargs if not re.search(rf"\b{name}\b", chat.source)
-    ]
+    for name in chat.kwargs:
+        is_name = name.isidentifier() and len(name) <= _MAX_QUOTED
+        if not is_name or not re.search(rf"\b{name}\b", chat.source):
+            notes.append(f"the template does not read {name if is_name else 'a variable of chat_template_kwargs'}")
     return notes
 
 

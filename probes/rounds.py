@@ -33,8 +33,6 @@ STEP_COLUMNS = (
     "branch_norm_mlp",
     "input_share_embed",
 )
-DRAFT_COLUMNS = ("mass", "own", "entropy", "top", "top_id", "draft_logit", "draft_entropy")
-"""Of each depth; `top` and `draft_logit` over the temperature when T > 0, `top_id` rows of the draft vocabulary."""
 MASS_SUM_TOLERANCE = 1e-3
 
 
@@ -47,7 +45,9 @@ class Drafted:
     logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them, over the temperature when T > 0
     lse: Float[Tensor, "round"]  # of the logits, float32
     logit_gap: Float[Tensor, "round"]  # by which the draft leads the best other one; below 0 when it is not the best
-    columns: dict[str, Tensor]  # name -> [round, ...]: STEP_COLUMNS and DRAFT_COLUMNS
+    columns: dict[str, Tensor]
+    """name -> [round, ...]: STEP_COLUMNS, mass, own, entropy, top, top_id, draft_logit and draft_entropy. `top` and
+    `draft_logit` are over the temperature when T > 0, `top_id` rows of the draft vocabulary."""
 
     @classmethod
     def from_step(cls, drafter: Drafter, output: StepOutput, *, temperature: float = 0.0) -> Drafted:

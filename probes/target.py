@@ -33,6 +33,7 @@ from probes.target_family import (
     last_positions,
     max_padded_tokens,
     new_cache,
+    refuse_foreign_kernels,
     refuse_other_states,
     refuse_recurrent,
 )
@@ -99,9 +100,13 @@ class Target:
         name, options = _source(path, trust_remote_code)
         try:
             config = AutoConfig.from_pretrained(name, **options)
+            if not trust_remote_code:
+                refuse_foreign_kernels(config)
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
             options |= attention_options(config)
             model = auto_class(config).from_pretrained(name, dtype=dtype, **options).to(device)
+        except InputError:
+            raise
         except Exception as error:  # transformers lets through whatever its many classes run into
             raise _not_loadable(path, error) from error
         return cls(model, tokenizer, aux_layer_ids=aux_layer_ids)
@@ -418,6 +423,13 @@ def _source(path: str | Path, trust_remote_code: bool) -> tuple[str, dict[str, A
 
 def _not_loadable(path: str | Path, error: Exception) -> CheckpointError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "trust_remote_code" in str(error):
+        return CheckpointError(
+            "this target brings its own Python code, which is not run",
+            code="remote_code",
+            where=str(path),
+            remedy="If you trust it, add --trust-remote-code.",
+        )
     return CheckpointError(
         f"transformers cannot load this target: {' '.join(lines[:2])[:300] or repr(error)}",
         code="target_not_loadable",

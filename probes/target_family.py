@@ -24,6 +24,11 @@ FULL_LAYER_TYPES = frozenset({"full_attention", "attention"})
 WINDOW_LAYER_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 # DeepSeek sparse attention, softmax over the slots that an indexer picks, as newer and older transformers call it
 INDEXED_LAYER_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention"})
+LOCAL_IMPLEMENTATIONS = {
+    "attn_implementation": ("eager", "sdpa", "flex_attention"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+"""What comes with torch and transformers; anything else a config asks for may be fetched."""
 WITHOUT_CACHE_LAYER_TYPES = frozenset({"mlp", "moe"})
 
 
@@ -42,6 +47,22 @@ def attention_options(config: PretrainedConfig) -> dict[str, str]:
     """
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     return {"attn_implementation": "eager"} if is_capped else {}
+
+
+def refuse_foreign_kernels(config: PretrainedConfig) -> None:
+    """Raises InputError `remote_code` where config.json chooses an implementation that transformers would fetch from the
+    Hub as code (`attn_implementation: "owner/kernel"`). A checkpoint is data: code comes from the command line alone."""
+    parts = [config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))]
+    for part in parts:
+        for key, known in LOCAL_IMPLEMENTATIONS.items():
+            asked = getattr(part, f"_{key}", None)
+            if asked is not None and asked not in known:
+                raise InputError(
+                    f"its config.json asks for {key} {str(asked)[:80]!r}, which may be code from the Hub",
+                    code="remote_code",
+                    where=str(config.name_or_path),
+                    remedy="Take it out of config.json. If you trust it, add --trust-remote-code.",
+                )
 
 
 def find_decoder(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:

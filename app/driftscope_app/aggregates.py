@@ -16,6 +16,7 @@ from driftscope.compare.pairing import turns_by_prompt
 from driftscope.diagnosis import intervene
 from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.models import Diagnosis
+from driftscope.diagnosis.named import Named, named_by
 from driftscope.runs import Run, RunInfo, read_run
 from driftscope.runs.reader import prompt_keys
 from driftscope.summary import Summary, summarise
@@ -55,13 +56,14 @@ class MissingInterventions:
 
     ids: list[str]
     why_not: str | None
+    named: list[Named]  # what they would load and read
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)
 def missing_interventions(path: str, version: str) -> MissingInterventions:
     """The interventions that `driftscope diagnose` would run first."""
     run = _run(path, version)
-    return MissingInterventions(intervene.missing_interventions(run), intervene.why_not(run))
+    return MissingInterventions(intervene.missing_interventions(run), intervene.why_not(run), named_by(run))
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner=False)

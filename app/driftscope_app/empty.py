@@ -10,7 +10,8 @@ import streamlit as st
 from driftscope_app import probe_process
 from driftscope_app.folder import Unreadable
 from driftscope_app.scope import folder_label
-from driftscope_app.text import plain
+from driftscope_app.text import code, plain
+from probes.errors import InputError
 
 
 def show(runs: Path, unreadable: Sequence[Unreadable]) -> None:
@@ -19,17 +20,21 @@ def show(runs: Path, unreadable: Sequence[Unreadable]) -> None:
     st.markdown(
         "driftscope runs an EAGLE-3 or EAGLE-3.1 drafter against its target, records what happens at every depth, "
         "and shows "
-        f"where acceptance is lost. There is no run in `{plain(folder_label(runs))}` yet."
+        f"where acceptance is lost. There is no run in {code(folder_label(runs))} yet."
     )
     with st.container(border=True):
         st.subheader("Try it on the built-in pair")
         st.markdown("A small target and two drafters, eight system prompts, three context lengths: minutes on a CPU.")
-        st.code(f"driftscope demo --out {runs / 'demo.drift'}", language="bash", wrap_lines=True)
+        st.code(probe_process.command_line(runs, "demo", ["demo"]), language="bash", wrap_lines=True)
         if any(probe.name == "demo" for probe in probe_process.list_processes(runs)):
             st.page_link("views/probe.py", label="It was started: see how far it is", icon=":material/science:")
         elif st.button("Make the demo run", type="primary", icon=":material/play_arrow:"):
-            probe_process.start(runs, "demo", ["demo"], {})
-            st.switch_page("views/probe.py")
+            try:
+                probe_process.start(runs, "demo", ["demo"], {})
+            except (InputError, OSError) as error:
+                st.error(plain(str(error)), icon=":material/error:")
+            else:
+                st.switch_page("views/probe.py")
     left, right = st.columns(2)
     with left.container(border=True, height="stretch"):
         st.subheader("Your own drafter")

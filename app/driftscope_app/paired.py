@@ -14,16 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from driftscope.compare.pairing import PromptName, Prompts, PromptSums, pair, paired_sums
-from driftscope.figures import Estimate
+from driftscope.figures import Estimate, Pair
 from driftscope.stats.paired import Difference, paired_difference
 
 ConditionKey = tuple[str, str, str, int]
 
 
 class Compared(NamedTuple):
-    """A difference as it is drawn, and its p-value for a correction over several."""
+    """A difference as it is drawn, both sides of it over the common prompts, and its p-value for a correction over
+    several."""
 
     estimate: Estimate
+    pair: Pair | None  # None without a common prompt
     p_value: float | None
 
 
@@ -71,7 +73,9 @@ def _compared(sums: np.ndarray) -> Compared:
         num_prompts=found.num_prompts,
         num_rounds=int(sums[1].sum()),
     )
-    return Compared(estimate, found.p_value)
+    first_tokens, first_rounds, second_tokens, second_rounds = sums.sum(axis=1).tolist()
+    pair = Pair(value=first_tokens / first_rounds, baseline=second_tokens / second_rounds) if first_rounds else None
+    return Compared(estimate, pair, found.p_value)
 
 
 @lru_cache(maxsize=8_192)

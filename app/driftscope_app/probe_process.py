@@ -1,20 +1,22 @@
 """A `driftscope probe`, `demo` or `diagnose` started from the app: a process of its own, known by its files. Knows no
 Streamlit.
 
-Everything about it lies in `RUNS/.probes/NAME/`: what was asked (process.json and the typed prompts), what it prints
-(output.json, log.txt). So a page reload, another browser or a restarted app sees the same processes, and none of them
-runs in the app's threads. The outcome is the command's own one JSON object.
+What was asked (process.json and the typed prompts) and what it prints (output.json, log.txt) lie in `RUNS/.probes/NAME/`.
+So a page reload, another browser or a restarted app sees the same processes, and none of them runs in the app's threads.
+The outcome is the command's own one JSON object. Whether it may be signalled does not stand there: `started` knows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -22,15 +24,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, count
 from pathlib import Path
 
-from driftscope.runs.heartbeat import process_start
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from driftscope_app import started
 from probes.errors import InputError
+from probes.regular_file import open_regular, read_regular
 
 PROBES = ".probes"
+RECORD, OUTPUT, LOG, CANCELLED = "process.json", "output.json", "log.txt", "cancelled"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SECONDS_TO_STOP = 20.0  # for a flush; then the process is killed
 LOG_TAIL_BYTES = 4_000
+MAX_RECORD_BYTES = 1_000_000  # a command of many prompts
+MAX_OUTPUT_BYTES = 64_000_000  # a diagnosis of a large run
+MAX_SAID = 2_000  # characters of an error
 NOT_RUN = "interventions were not run:"
 """How `diagnose` begins its reason."""
 
@@ -38,7 +49,7 @@ _INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int
 """An app that a script started in the background ignores interrupts: what it starts would too, and not be cancelled."""
 
 _CODE = "import sys; from driftscope.cli import main; sys.exit(main())"
-_PROGRESS = re.compile(r"^(\d+)/(\d+) (.*)$", re.MULTILINE)
+_PROGRESS = re.compile(r"^(\d{1,9})/(\d{1,9}) (.*)$", re.MULTILINE)
 
 
 class ProcessKind(StrEnum):
@@ -72,10 +83,33 @@ class ProbeProcess:
 
 
 @dataclass(frozen=True)
+class Unusable:
+    """What stands among the processes and cannot be read as one."""
+
+    name: str
+    folder: Path
+    reason: str
+
+
+class _Record(BaseModel):
+    """process.json, which may be anybody's."""
+
+    model_config = ConfigDict(strict=True)
+
+    command: str
+    out: str
+    pid: int = Field(gt=1, le=started.MAX_PID)
+    process_start: int | None = None
+    started_at: float = Field(ge=0, lt=1e11)
+    kind: str = ProcessKind.probe
+
+
+@dataclass(frozen=True)
 class ProbeState:
     """How far it got. `error` is what the command says."""
 
     status: ProbeStatus
+    may_be_cancelled: bool
     num_done: int
     num_units: int | None
     condition: str
@@ -87,7 +121,7 @@ def check_name(runs: Path, name: str) -> str | None:
     """Why a run cannot be called so; None when it can."""
     if not NAME.fullmatch(name):
         return "Use letters, digits, dot, dash and underscore only, at most 64, starting with a letter or digit."
-    if (runs / f"{name}.drift").exists() or (runs / PROBES / name).exists():
+    if os.path.lexists(runs / f"{name}.drift") or os.path.lexists(runs / PROBES / name):
         return f"There is a run or a probe called {name} already."
     return None
 
@@ -102,8 +136,8 @@ def command_line(runs: Path, name: str, arguments: Sequence[str]) -> str:
     return shlex.join(["driftscope", *arguments, "--out", str(runs / f"{name}.drift")])
 
 
-def start(runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, str]) -> ProbeProcess:
-    """Start `driftscope ARGUMENTS --out RUNS/NAME.drift`; `files` (file name -> text) are written first.
+def start(runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, str | bytes]) -> ProbeProcess:
+    """Start `driftscope ARGUMENTS --out RUNS/NAME.drift`; `files` (file name -> content) are written first.
 
     Raises InputError `bad_run_name` when the name is taken or no name.
     """
@@ -121,27 +155,38 @@ def interventions_of(runs: Path, run: Path) -> ProbeProcess | None:
 
 
 def start_interventions(runs: Path, run: Path) -> ProbeProcess:
-    """Start `driftscope diagnose RUN`, which first runs what interventions the run lacks. One at a time for each run."""
+    """Start `driftscope diagnose RUN --interventions`, which loads what the run names and runs what it lacks. One at a
+    time for each run."""
     former = interventions_of(runs, run)
     if former is not None:
-        if state(former).status is ProbeStatus.running:
+        if started.is_running(former.folder):
             return former
         forget(former)
-    name = f"{run.stem}.{ProcessKind.interventions}"
-    return _launch(runs, name, ["diagnose", str(run)], {}, out=run, kind=ProcessKind.interventions)
+    first = f"{run.stem}.{ProcessKind.interventions}"
+    if not NAME.fullmatch(first):
+        first = f"{hashlib.sha256(os.fsencode(run.stem)).hexdigest()[:16]}.{ProcessKind.interventions}"
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
+    name = next(
+        name for name in names if not os.path.lexists(runs / PROBES / name)
+    )  # what is no process keeps its name
+    return _launch(runs, name, ["diagnose", str(run), "--interventions"], {}, out=run, kind=ProcessKind.interventions)
 
 
 def _launch(
-    runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, str], *, out: Path, kind: ProcessKind
+    runs: Path, name: str, arguments: Sequence[str], files: Mapping[str, str | bytes], *, out: Path, kind: ProcessKind
 ) -> ProbeProcess:
     """`driftscope ARGUMENTS --json` in a session of its own; `arguments` hold `out`."""
     folder = runs / PROBES / name
     runs.mkdir(parents=True, exist_ok=True)
     (runs / PROBES).mkdir(mode=0o700, exist_ok=True)  # prompts are private
+    if not is_own_folder(runs / PROBES):
+        raise InputError(
+            "this is a link or not a folder", code="no_folder", where=str(runs / PROBES), remedy="Move it elsewhere."
+        )
     folder.mkdir(mode=0o700)
-    for file, text in files.items():
-        (folder / Path(file).name).write_text(text, encoding="utf-8")
-    with (folder / "output.json").open("wb") as output, (folder / "log.txt").open("wb") as log:
+    for file, content in files.items():
+        (folder / Path(file).name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with (folder / OUTPUT).open("wb") as output, (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _INTERRUPTIBLE + _CODE, *arguments, "--json"],
             stdin=subprocess.DEVNULL,
@@ -149,122 +194,165 @@ def _launch(
             stderr=log,
             start_new_session=True,  # a stopped app does not take its probes along
         )
-    start_ticks = process_start(process.pid)  # before it is reaped
+    known = started.remember(folder, process)  # before it is reaped
     threading.Thread(target=process.wait, daemon=True, name=f"reaps probe {name}").start()
-    command = shlex.join(["driftscope", *arguments])
-    started = ProbeProcess(name, folder, command, out, process.pid, start_ticks, time.time(), kind)
-    record = {
-        "command": command,
-        "out": str(out),
-        "pid": process.pid,
-        "process_start": start_ticks,
-        "started_at": started.started_at,
-        "kind": kind,
-    }
-    temporary = folder / ".process.json.tmp"
-    temporary.write_text(json.dumps(record), encoding="utf-8")
-    temporary.replace(folder / "process.json")
-    return started
+    record = _Record(
+        command=shlex.join(["driftscope", *arguments]),
+        out=str(out),
+        pid=process.pid,
+        process_start=known.start if known is not None else None,
+        started_at=time.time(),
+        kind=kind,
+    )
+    temporary = folder / f".{RECORD}.tmp"
+    temporary.write_text(record.model_dump_json(), encoding="utf-8")
+    temporary.replace(folder / RECORD)
+    return _process(runs, folder, record)
 
 
 def list_processes(runs: Path, kind: ProcessKind = ProcessKind.probe) -> list[ProbeProcess]:
     """All of a kind that were started in this folder and not forgotten, newest first."""
-    probes = []
-    for file in (runs / PROBES).glob("*/process.json"):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        found = ProcessKind(record.get("kind", ProcessKind.probe))
-        if found is kind:
-            folder = file.parent
-            probes.append(
-                ProbeProcess(
-                    folder.name,
-                    folder,
-                    record["command"],
-                    Path(record["out"]),
-                    record["pid"],
-                    record.get("process_start"),
-                    record["started_at"],
-                    found,
-                )
-            )
-    return sorted(probes, key=lambda probe: -probe.started_at)
+    processes = [found for found in _all(runs) if isinstance(found, ProbeProcess) and found.kind is kind]
+    return sorted(processes, key=lambda process: -process.started_at)
+
+
+def unusable(runs: Path) -> list[Unusable]:
+    """What stands among the processes and is none, by name."""
+    found = [entry for entry in _all(runs) if isinstance(entry, Unusable)]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _all(runs: Path) -> list[ProbeProcess | Unusable]:
+    """Each folder in `.probes` by itself: one that cannot be read costs no other."""
+    probes = runs / PROBES
+    if not os.path.lexists(probes):
+        return []
+    try:
+        if not is_own_folder(probes):
+            return [Unusable(PROBES, probes, "this is a link or not a folder: processes started here are kept in one")]
+        names = sorted(os.listdir(probes))
+    except OSError as error:
+        return [Unusable(PROBES, probes, error.strerror or type(error).__name__)]
+    found = (_read(runs, probes / name) for name in names)
+    return [entry for entry in found if entry is not None]
+
+
+def _read(runs: Path, folder: Path) -> ProbeProcess | Unusable | None:
+    """None for a folder without a record: it is just being started."""
+    try:
+        if not is_own_folder(folder):
+            return Unusable(folder.name, folder, "this is a link or not a folder")
+        if not os.path.lexists(folder / RECORD):
+            return None
+        record = _Record.model_validate_json(_content(folder / RECORD, MAX_RECORD_BYTES))
+        return _process(runs, folder, record)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Unusable(folder.name, folder, f"{RECORD} is none of ours: {where + ': ' if where else ''}{first['msg']}")
+    except (InputError, OSError, ValueError) as error:
+        return Unusable(folder.name, folder, f"{RECORD} cannot be read: {error}")
+
+
+def _process(runs: Path, folder: Path, record: _Record) -> ProbeProcess:
+    """Raises ValueError for what the app would not have started."""
+    out = runs / Path(record.out).name  # never outside, and right in a folder that was moved
+    kind = ProcessKind(record.kind)
+    if not PROCESS_NAME.fullmatch(folder.name) or "\0" in record.out:
+        raise ValueError("no process of the app has this name")
+    return ProbeProcess(
+        folder.name, folder, record.command, out, record.pid, record.process_start, record.started_at, kind
+    )
+
+
+def is_own_folder(path: Path) -> bool:
+    """A folder, and no link to one. Raises OSError."""
+    return stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+def _content(file: Path, max_bytes: int) -> bytes:
+    """Raises InputError for what is no regular file, a link, or larger; OSErrors pass."""
+    _refuse_link(file)
+    return read_regular(file, max_bytes=max_bytes)
+
+
+def _refuse_link(file: Path) -> None:
+    if file.is_symlink():
+        raise InputError("this is a link", code="not_a_file", where=str(file), remedy="The app writes files here.")
 
 
 def state(probe: ProbeProcess) -> ProbeState:
     """From its files and, while there is no outcome, from the process table."""
-    is_alive = _is_alive(probe)  # before the output: what ends in between has then written it
-    log = _tail(probe.folder / "log.txt")
+    is_ours = started.is_running(probe.folder)
+    is_alive = is_ours or started.is_living(probe.pid, probe.process_start)
+    log = _tail(probe.folder / LOG)  # after the look at the process: what ended in between has then written it
     steps = _PROGRESS.findall(log)
     num_done, num_units, condition = (int(steps[-1][0]), int(steps[-1][1]), steps[-1][2]) if steps else (0, None, "")
-    output = _output(probe.folder / "output.json")
+    try:
+        output = _output(probe.folder / OUTPUT)
+    except (InputError, OSError) as error:
+        said = f"Its outcome cannot be read: {error}"
+        return ProbeState(ProbeStatus.failed, is_ours, num_done, num_units, condition, log, said)
     if output is None and is_alive:
-        return ProbeState(ProbeStatus.running, num_done, num_units, condition, log)
-    is_cancelled = (probe.folder / "cancelled").exists()
+        return ProbeState(ProbeStatus.running, is_ours, num_done, num_units, condition, log)
     if output is not None and "error" not in output:
-        return ProbeState(ProbeStatus.complete, num_units or num_done, num_units, condition, log)
-    if is_cancelled:
-        return ProbeState(ProbeStatus.cancelled, num_done, num_units, condition, log)
-    error = output["error"] if output is not None else {}
-    said = " ".join(
-        part
-        for part in (
-            f"{error['where']}: {error['message']}" if error.get("where") else error.get("message", ""),
-            error.get("remedy") or "",
-        )
-        if part
-    )
+        return ProbeState(ProbeStatus.complete, False, num_units or num_done, num_units, condition, log)
+    if os.path.lexists(probe.folder / CANCELLED):
+        return ProbeState(ProbeStatus.cancelled, False, num_done, num_units, condition, log)
+    said = _said(output["error"]) if output is not None else ""
     return ProbeState(
-        ProbeStatus.failed, num_done, num_units, condition, log, said or "It ended without a word; see its log."
+        ProbeStatus.failed, False, num_done, num_units, condition, log, said or "It ended without a word; see its log."
     )
+
+
+def _said(error: object) -> str:
+    """The command's message, its place and its remedy."""
+    if not isinstance(error, dict):
+        return ""
+    where, message, remedy = (str(error.get(name) or "")[:MAX_SAID] for name in ("where", "message", "remedy"))
+    return " ".join(part for part in (f"{where}: {message}" if where else message, remedy) if part)
 
 
 def cancel(probe: ProbeProcess) -> None:
-    """Ask it to stop: what is on disk stays. Killed when it has not stopped in time."""
-    if not _is_alive(probe):
+    """Ask it to stop: what is on disk stays. Killed, with what it started, when it has not stopped in time. Does nothing
+    to a process that this user's app did not start."""
+    if not started.is_running(probe.folder):
         return
-    (probe.folder / "cancelled").touch()
-    os.kill(probe.pid, signal.SIGINT)
+    with contextlib.suppress(OSError):  # a full disk is no reason not to stop
+        (probe.folder / CANCELLED).touch()
+    started.send(probe.folder, signal.SIGINT)
 
     def kill() -> None:
         deadline = time.monotonic() + SECONDS_TO_STOP
         while time.monotonic() < deadline:
-            if not _is_alive(probe):
+            if not started.is_running(probe.folder):
                 return
             time.sleep(0.2)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(probe.pid, signal.SIGKILL)
+        started.send(probe.folder, signal.SIGKILL, to_group=True)
 
     threading.Thread(target=kill, daemon=True, name=f"stops probe {probe.name}").start()
 
 
 def forget(probe: ProbeProcess) -> None:
-    """Remove an ended process from the list, its typed prompts too; its run stays."""
-    if state(probe).status is not ProbeStatus.running:
+    """Remove what has ended, or is not ours, from the list, its typed prompts too; its run stays."""
+    if not started.is_running(probe.folder):
         shutil.rmtree(probe.folder)
 
 
-def _is_alive(probe: ProbeProcess) -> bool:
-    """The process lives and is ours: process ids are used again."""
-    try:
-        os.kill(probe.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return process_start(probe.pid) == probe.process_start
-
-
-def _output(file: Path) -> dict[str, dict[str, str]] | None:
+def _output(file: Path) -> dict[str, object] | None:
     """The command's JSON object; None while there is none, or half of one."""
     try:
-        output = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        output = json.loads(_content(file, MAX_OUTPUT_BYTES))
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return output if isinstance(output, dict) else None
 
 
 def _tail(file: Path) -> str:
     try:
-        with file.open("rb") as log:
-            log.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+        _refuse_link(file)
+        with open_regular(file) as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
+            return log.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace")
+    except (InputError, OSError):
         return ""

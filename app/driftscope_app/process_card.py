@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from driftscope_app import address, page, probe_process
-from driftscope_app.probe_process import ProbeProcess, ProbeState, ProbeStatus, ProcessKind
+from driftscope_app.probe_process import ProbeProcess, ProbeState, ProbeStatus, ProcessKind, Unusable
 from driftscope_app.text import plain
 
 SECONDS_BETWEEN_LOOKS = 1.5
@@ -25,6 +25,11 @@ STOPPED = {
     ProcessKind.probe: "Stopped; what was measured stays as an incomplete run.",
     ProcessKind.interventions: "Stopped; what was counted stays, and the next start goes on from there.",
 }
+
+NOT_OURS = (
+    "It cannot be cancelled here: this app has no record that it started it. It keeps one in ~/.local/state/driftscope, "
+    "or in $XDG_STATE_HOME."
+)
 
 
 def show(process: ProbeProcess) -> None:
@@ -49,17 +54,22 @@ def _card(process: ProbeProcess) -> None:
             title = process.name if process.kind is ProcessKind.probe else f"Interventions on {process.out.stem}"
             st.markdown(f"{ICONS[state.status]} **{plain(title)}** · {state.status}", width="stretch")
             if state.status is ProbeStatus.running:
-                st.caption(_ago(time.time() - process.started_at), width="content")
-                if st.button("Cancel", key=f"cancel_{process.name}", icon=":material/stop:"):
-                    probe_process.cancel(process)
+                st.caption(_ago(max(0.0, time.time() - process.started_at)), width="content")
+                if state.may_be_cancelled:
+                    if st.button("Cancel", key=f"cancel_{process.name}", icon=":material/stop:"):
+                        probe_process.cancel(process)
+                else:
+                    _dismiss(process)
             else:
                 _what_next(process)
         if state.status is ProbeStatus.running:
             if state.num_units:
                 text = f"{state.num_done} of {state.num_units} · {plain(state.condition)}"
-                st.progress(state.num_done / state.num_units, text=text)
+                st.progress(min(state.num_done / state.num_units, 1.0), text=text)
             else:
                 st.progress(0.0, text=STARTING[process.kind])
+            if not state.may_be_cancelled:
+                st.caption(NOT_OURS)
         said = state.error or _left_out(process, state)
         if said is not None:
             st.error(plain(said), icon=":material/error:")
@@ -80,9 +90,22 @@ def _what_next(process: ProbeProcess) -> None:
         others = [run.ref.name for run in page.scope().runs if run.ref.name != process.name]
         address.put(run=[*others, process.name], drafter=[], system_prompt=[], template=[], context_tokens=[])
         st.switch_page("views/compare.py")
+    _dismiss(process)
+
+
+def _dismiss(process: ProbeProcess) -> None:
     if st.button("Dismiss", key=f"forget_{process.name}", help="Leaves the list; the run stays."):
-        probe_process.forget(process)
+        try:
+            probe_process.forget(process)
+        except OSError as error:
+            st.error(plain(f"{process.folder}: {error.strerror}"), icon=":material/error:")
+            return
         st.rerun(scope="app")
+
+
+def show_unusable(unusable: Unusable) -> None:
+    """What lies among the processes and is none: its reason, in place of a card."""
+    st.warning(f"**{plain(unusable.name)}**: {plain(unusable.reason)}", icon=":material/error:")
 
 
 def _left_out(process: ProbeProcess, state: ProbeState) -> str | None:

@@ -13,11 +13,12 @@ from driftscope.figures.style import COLORS
 from driftscope.runs.schema import MASS_COLUMNS
 from driftscope_app import aggregates, candidates, chart
 from driftscope_app.scope import Condition, Scope
-from driftscope_app.text import plain
+from driftscope_app.text import code, plain
 from driftscope_app.tokens import Vocabulary
 from probes.record import REGIONS
 
 NEUTRAL = len(COLORS) - 1
+LAST_LAYER_COLUMNS = ("hidden_out_norm", "branch_norm_attn", "branch_norm_mlp")
 
 
 def show(
@@ -46,11 +47,25 @@ def show(
                 st.rerun()
     ref = condition.run.ref
     depths = aggregates.round_depths(ref.path, ref.version, row["round_id"])
-    rows = [r for r in depths.to_pylist() if r["layer"] == 0]
+    rows = _of_the_drafter(depths.to_pylist())
     _verdict(row, rows, words)
     _depth_table(rows, words)
     candidates.show(rows, words)
     _round_charts(condition, rows, scope.drafter_index(condition.summary.drafter))
+
+
+def _of_the_drafter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each depth from those of its layers (by layer, then depth), as `driftscope show` sums them up: what
+    enters is the first layer's, what leaves the last one's, attention is over the heads of all layers."""
+    by_depth: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_depth.setdefault(row["depth"], []).append(row)
+    return [
+        layers[0]
+        | {name: layers[-1][name] for name in LAST_LAYER_COLUMNS}
+        | {name: [mass for layer in layers for mass in layer[name] or []] for name in MASS_COLUMNS}
+        for layers in by_depth.values()
+    ]
 
 
 def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary) -> None:
@@ -68,7 +83,7 @@ def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary)
             if failed["fresh_right"]
             else " With true features it would have been wrong too: a hard token."
         )
-    tokens = f" Drafted `{_code(drafted)}`, the target wrote `{_code(emitted)}`." if drafted or emitted else ""
+    tokens = f" Drafted {code(drafted)}, the target wrote {code(emitted)}." if drafted or emitted else ""
     st.warning(
         f"{accepted} of {num_drafts} accepted. Rejected at depth {accepted + 1}: **{plain(reason)}**.{tokens}{fresh}",
         icon=":material/close:",
@@ -78,10 +93,6 @@ def _verdict(row: dict[str, Any], rows: list[dict[str, Any]], words: Vocabulary)
 def _reason(row: dict[str, Any]) -> str:
     """An imported run does not know why a draft was rejected."""
     return (row["rejection_reason"] or "reason not known").replace("_", " ")
-
-
-def _code(text: str) -> str:
-    return text.replace("`", "'")
 
 
 def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
@@ -162,7 +173,7 @@ def _round_charts(condition: Condition, rows: list[dict[str, Any]], drafter: int
         chart.show(figure, "round_norms")
     masses = {region: [_mean(r[column]) for r in rows] for region, column in zip(REGIONS, MASS_COLUMNS, strict=True)}
     if any(value is not None for values in masses.values() for value in values):
-        st.markdown("**Attention by region** (head mean)")
+        st.markdown("**Attention by region** (mean over heads)")
         label = f"round of {condition.summary.drafter}"
         chart.show(region_bars(RegionMasses(label=label, mass=masses), height=280), "round_masses")
 

@@ -18,7 +18,7 @@ from driftscope.summary import ConditionSummary, Summary, TokensPerRound
 from driftscope_app import address, aggregates
 from driftscope_app.folder import FolderContents, RunRef, Unreadable
 from driftscope_app.text import plain, tokens_label
-from probes.errors import RunError
+from probes.errors import DriftscopeError
 
 DEMO_RUN = "demo"
 
@@ -131,7 +131,7 @@ def choose(contents: FolderContents) -> Scope:
                     aggregates.run_info(ref.path, ref.version),
                     aggregates.run_summary(ref.path, ref.version),
                 )
-            except RunError as error:
+            except (DriftscopeError, OSError) as error:
                 unreadable.append(Unreadable(ref.name, str(error)))
                 st.error(f"{plain(ref.name)}: {plain(str(error))}", icon=":material/error:")
                 continue
@@ -178,5 +178,5 @@ def folder_label(folder: Path) -> str:
     """The folder as it is shown: below the home directory with a tilde."""
     try:
         return f"~/{folder.relative_to(Path.home())}"
-    except ValueError:
+    except (ValueError, RuntimeError):  # elsewhere; no home
         return str(folder)

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import re
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>~:$])")
+from probes.errors import bounded
+
+_MARKDOWN = re.compile(r"(`[^`]+`)|([\\`*_{}\[\]()#+\-.!|<>~:$])")
 MAX_CHARACTERS = 600  # more than any name or message needs; a label is no place for a document
 
 
 def plain(text: str) -> str:
-    """`text` for a Markdown place: every character that could be markup is escaped, line breaks become spaces."""
-    return _MARKDOWN.sub(r"\\\1", shortened(" ".join(text.split())))
+    """`text` for a Markdown place: every character that could be markup is escaped, line breaks become spaces. What stands
+    in backticks stays code: nothing is markup in it."""
+    return _MARKDOWN.sub(lambda found: found[1] or "\\" + found[2], bounded(" ".join(text.split()), MAX_CHARACTERS))
+
+
+def code(text: str) -> str:
+    """`text` as code in a Markdown place, where nothing is markup but the backticks around it."""
+    return f"`{bounded(' '.join(text.split()), MAX_CHARACTERS).replace('`', chr(39))}`"
 
 
 def shortened(text: str, limit: int = MAX_CHARACTERS) -> str:

@@ -13,7 +13,7 @@ from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS
 from driftscope_app import address, aggregates, chart, interventions
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
-from probes.errors import RunError
+from probes.errors import DriftscopeError
 
 Judged = tuple[Condition, ConditionDiagnosis]
 
@@ -43,7 +43,7 @@ def _judged(scope: Scope) -> list[Judged]:
     for run in scope.runs:
         try:
             diagnosis = aggregates.run_diagnosis(run.ref.path, run.ref.version)
-        except RunError as error:
+        except (DriftscopeError, OSError) as error:
             st.caption(f"No verdicts for {plain(run.ref.name)}: {plain(str(error))}")
             continue
         of_key = {(d.drafter, d.system_prompt, d.template, d.context_tokens): d for d in diagnosis.conditions}
@@ -103,11 +103,13 @@ def _evidence(scope: Scope, judged: Sequence[Judged]) -> None:
     shown = [(condition, diagnosis) for condition, diagnosis in judged if scope.place(condition) == place]
     losses = [_closed(c, d, scope) for c, d in shown if d.waterfall]
     if losses:
-        st.markdown("**Where the tokens of a round are lost**")
+        st.markdown("**Where the tokens of a round are lost** (walk)")
         chart.show(loss_bars(losses), "losses")
         st.caption(
-            "Over the walk. Each round's lost drafts go to the first cause. Hard token: true features would have been "
-            "wrong too. Chain decay: they would have been right. Out of draft vocab: the target's token cannot be drafted."
+            "All drafts after a round's first rejection are lost to the cause of that rejection: an attribution, not what "
+            "a repair gains, since most drafts that deep are never accepted. Hard token: true features would have been "
+            "wrong too. Chain decay: they would have been right. Lost to vocabulary: the target's token cannot be drafted; "
+            "the estimated gain of a full draft vocabulary, in the evidence below, is another number."
         )
     _gains(scope, shown)
     with st.expander("The evidence in words", icon=":material/fact_check:"):
@@ -134,8 +136,8 @@ def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
     ]
     if not points:
         return
-    st.markdown("**What one change gains**")
-    chart.show(condition_dots(points, x_title="gain in tokens per round", is_signed=True), "gains")
+    st.markdown("**What one change gains** (dense)")
+    chart.show(condition_dots(points, x_title="gain in tokens per round (dense)", is_signed=True), "gains")
     counted = [
         f"{scope.series(c)}: {gain.id} ({gain.gain:+.2f})"
         for c, d in shown

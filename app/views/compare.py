@@ -12,7 +12,7 @@ from driftscope_app.scope import Condition, Scope, SelectedRun
 from driftscope_app.text import plain, tokens_label
 
 from driftscope.compare.contract import why_settings_differ
-from driftscope.figures import Cell, Estimate, difference_map, tokens_map
+from driftscope.figures import Cell, Estimate, Pair, difference_map, tokens_map
 from driftscope.figures.heat_map import difference_verdict
 from driftscope.stats.paired import holm
 
@@ -34,6 +34,7 @@ class Difference:
     condition: Condition
     baseline: Condition | None  # None: the baseline's run has no such condition
     estimate: Estimate
+    pair: Pair | None  # both sides over the prompts that both have
     is_sure: bool  # holds over all cells together (Holm)
 
 
@@ -116,7 +117,8 @@ def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Diffe
     compared = [difference(tokens(c), tokens(b) if b is not None else {}) for c, b in pairs]
     are_sure = holm([one.p_value for one in compared])
     return [
-        Difference(c, b, one.estimate, is_sure) for (c, b), one, is_sure in zip(pairs, compared, are_sure, strict=True)
+        Difference(c, b, one.estimate, one.pair, is_sure)
+        for (c, b), one, is_sure in zip(pairs, compared, are_sure, strict=True)
     ]
 
 
@@ -127,8 +129,8 @@ def _headline(scope: Scope, basis: str, by: str, baseline: str | None, differenc
         said = ", ".join(f"**{n}** {verdict}" for verdict, n in counts.items())
         num_sure = sum(d.is_sure for d in differences)
         st.markdown(
-            f"Against {DIMENSIONS[by]} **{plain(str(baseline))}**, of {len(differences)} cells: {said}. "
-            f"{num_sure or 'None'} of them would still hold after Holm's correction over all cells."
+            f"Tokens per round ({basis}) against {DIMENSIONS[by]} **{plain(str(baseline))}**, of {len(differences)} cells: "
+            f"{said}. {num_sure or 'None'} of them would still hold after Holm's correction over all cells."
         )
         return
     measured = [c for c in scope.conditions if c.estimate(basis).value is not None]
@@ -136,10 +138,10 @@ def _headline(scope: Scope, basis: str, by: str, baseline: str | None, differenc
         return
     best = max(measured, key=lambda c: c.estimate(basis).value or 0.0)
     worst = min(measured, key=lambda c: c.estimate(basis).value or 0.0)
-    st.markdown(
-        f"Highest **{best.estimate(basis).value:.2f}**: {plain(scope.series(best))} at {plain(scope.place(best))}. "
-        f"Lowest **{worst.estimate(basis).value:.2f}**: {plain(scope.series(worst))} at {plain(scope.place(worst))}."
-    )
+    ends = [
+        f"**{c.estimate(basis).value:.2f}**, {plain(scope.series(c))} at {plain(scope.place(c))}" for c in (best, worst)
+    ]
+    st.markdown(f"Tokens per round ({basis}): highest {ends[0]}; lowest {ends[1]}.")
 
 
 def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: list[Difference]) -> None:
@@ -163,6 +165,7 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
                 estimate=of_condition[c.key].estimate if c.key in of_condition else c.estimate(basis),
                 key=c.key,
                 is_baseline=has_difference and _value(c, by) == baseline,
+                pair=of_condition[c.key].pair if c.key in of_condition else None,
             )
             for c in ordered
         ]
@@ -191,14 +194,13 @@ def _maps(scope: Scope, basis: str, by: str, baseline: str | None, differences: 
         st.switch_page("views/rounds.py")
     if differences:
         st.caption(
-            "Paired over the prompts that both sides have; 95 % interval of each cell by itself, not corrected for "
-            "the number "
-            "of cells. Blue: more than the baseline; orange: less; grey with ≈: not distinguishable, the interval "
-            "holds 0. "
-            "⚑ marks the baseline."
+            f'Tokens per round ({basis}), paired: each difference is taken over the n prompts that both sides have, "from" '
+            "the baseline's mean over these. ⚑ marks the baseline with its mean over all of its own prompts, "
+            "which may be another number. 95 % interval of each cell by itself, not corrected for the number of cells. "
+            "Blue: more than the baseline; orange: less; grey with ≈: not distinguishable, the interval holds 0."
         )
     else:
-        st.caption("Tokens per round (incl. bonus); below it the 95 % interval over prompts. Darker is more.")
+        st.caption(f"Tokens per round (incl. bonus), {basis}; below it the 95 % interval over prompts. Darker is more.")
 
 
 def _open(chart_key: str) -> None:
@@ -238,7 +240,7 @@ def _table(scope: Scope, basis: str, by: str, baseline: str | None, differences:
         row: dict[str, object] = {"run": c.run.ref.name} if len(scope.runs) > 1 else {}
         row |= {"drafter": s.drafter, "system prompt": s.system_prompt}
         row |= {"template": s.template} if scope.has_templates else {}
-        row |= {"context": s.context_tokens, "tokens per round": e.value, "low": e.low, "high": e.high}
+        row |= {"context": s.context_tokens, f"tokens per round ({basis})": e.value, "low": e.low, "high": e.high}
         if by != NO_BASELINE:
             d = of_condition.get(c.key)
             if d:
@@ -249,13 +251,15 @@ def _table(scope: Scope, basis: str, by: str, baseline: str | None, differences:
                 "difference": d.estimate.value if d else None,
                 "diff. low": d.estimate.low if d else None,
                 "diff. high": d.estimate.high if d else None,
+                "from baseline": d.pair.baseline if d and d.pair else None,
+                "common prompts": d.estimate.num_prompts if d else None,
                 "verdict": verdict,
                 "after Holm": ("holds" if d.is_sure else "") if d else "",
             }
-        row |= {"prompts": s.num_prompts, "looping": s.num_degenerate, "rounds": e.num_rounds}
+        row |= {"prompts": e.num_prompts or 0, "looping": s.num_degenerate, "rounds": e.num_rounds}
         rows.append(row)
     st.subheader("Numbers", anchor=False)
-    decimals = ("tokens per round", "low", "high", "difference", "diff. low", "diff. high")
+    decimals = (f"tokens per round ({basis})", "low", "high", "difference", "diff. low", "diff. high", "from baseline")
     event = st.dataframe(
         {name: [row[name] for row in rows] for name in rows[0]},
         hide_index=True,

@@ -26,7 +26,7 @@ def main() -> None:
         [(labels[c.key], series_style(scope.drafter_index(c.summary.drafter), variants[c.key])) for c in drawn]
     )
     bases = {c.summary.depth_basis for c in drawn}
-    num_prompts = sorted({c.summary.num_prompts - c.summary.num_degenerate for c in drawn})
+    num_prompts = sorted({c.estimate(c.summary.depth_basis).num_prompts or 0 for c in drawn})
     prompts = " to ".join(dict.fromkeys((str(num_prompts[0]), str(num_prompts[-1]))))
     st.caption(f"Over the {' and '.join(sorted(bases))} rounds of {prompts} prompts; looping responses are left out.")
     for section, names in DEPTH_METRICS.items():

@@ -71,7 +71,8 @@ def _card(scope: Scope, name: str, own: list[Condition], basis: str) -> None:
         f'<div style="font-weight:600">{html.escape(name)}</div>'
         f'<div style="font-size:2.1rem;font-weight:650;line-height:1.25">{at_reference.value:.2f}'
         f'<span style="font-size:.95rem;font-weight:400;opacity:.8">&ensp;{interval}</span></div>'
-        f'<div style="opacity:.8;font-size:.9rem">{html.escape(scope.place(reference))} tokens of context</div></div>'
+        f'<div style="opacity:.8;font-size:.9rem">tokens per round ({basis}) at {html.escape(scope.place(reference))} '
+        "tokens of context</div></div>"
     )
     lines = [f"Highest **{best.estimate(basis).value:.2f}** at {plain(scope.place(best))}"]
     lines.append(f"Lowest **{worst.estimate(basis).value:.2f}** at {plain(scope.place(worst))}")
@@ -99,12 +100,12 @@ def _sentences(scope: Scope) -> None:
         where = f"over {num_conditions} conditions and the same {estimate.num_prompts} prompts"
         ends = "" if estimate.low is None else f" (95 % interval {estimate.low:+.2f} to {estimate.high:+.2f})"
         if estimate.holds_zero is None:
-            said = f"differs by {estimate.value:+.2f} tokens per round; too few prompts to say more"
+            said = f"differs by {estimate.value:+.2f} tokens per round ({basis}); too few prompts to say more"
         elif estimate.holds_zero:
-            said = f"is not distinguishable: {estimate.value:+.2f} tokens per round{ends}"
+            said = f"is not distinguishable: {estimate.value:+.2f} tokens per round ({basis}){ends}"
         else:
             more = "more" if estimate.value > 0 else "fewer"
-            said = f"yields **{abs(estimate.value):.2f} {more}** tokens per round{ends}"
+            said = f"yields **{abs(estimate.value):.2f} {more}** tokens per round ({basis}){ends}"
         st.markdown(f"Against {plain(first)}, {where}, **{plain(other)}** {said}.")
 
 
@@ -149,7 +150,7 @@ def _open() -> None:
 
 def _runs(scope: Scope) -> None:
     runs = scope.contents.runs
-    st.caption(f"In {folder_label(scope.contents.folder)}")
+    st.caption(f"In {plain(folder_label(scope.contents.folder))}")
     st.dataframe(
         {
             "run": [r.name for r in runs],
@@ -185,7 +186,8 @@ def _provenance(run: SelectedRun) -> None:
             "seed": str(p.seed) if p.seed is not None else "not recorded",
             "made": f"{info.created_at} to {info.finished_at or info.updated_at}",
         }
-        st.table({"": list(facts), "value": list(facts.values())}, hide_index=True, border="horizontal")
+        values = [plain(value) for value in facts.values()]  # a table's cells are Markdown
+        st.table({"": list(facts), "value": values}, hide_index=True, border="horizontal")
         if p.argv:
             st.caption("Command line")
             st.code(" ".join(p.argv), language="bash", wrap_lines=True)

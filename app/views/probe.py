@@ -15,6 +15,7 @@ from driftscope_app.text import plain
 
 from driftscope.builtin import DEMO, sample_prompts
 from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan
+from driftscope.prompts import PROMPT_SUFFIXES
 from probes.errors import InputError
 
 MAX_UPLOAD_MB = 16
@@ -28,7 +29,7 @@ class Asked:
     """What the form says: arguments of `driftscope`, files to write first, and what is still wrong."""
 
     arguments: list[str] = field(default_factory=lambda: ["probe"])
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str | bytes] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def add(self, option: str, value: object) -> None:
@@ -42,6 +43,8 @@ def main() -> None:
     st.markdown("Measure drafters under prompts of your own. It runs beside the app; you may close this page.")
     for process in probe_process.list_processes(runs):
         process_card.show(process)
+    for entry in probe_process.unusable(runs):
+        process_card.show_unusable(entry)
     st.header("New probe", anchor=False)
     name = _name(runs)
     asked = Asked()
@@ -57,7 +60,7 @@ def main() -> None:
     if st.button("Start the probe", type="primary", icon=":material/play_arrow:", disabled=bool(problems)):
         try:
             probe_process.start(runs, name, asked.arguments, asked.files)
-        except InputError as error:
+        except (InputError, OSError) as error:
             st.error(plain(str(error)), icon=":material/error:")
             return
         st.session_state.pop("probe_name", None)
@@ -95,6 +98,8 @@ def _models(scope: Scope, asked: Asked) -> None:
         help="A folder or a Hub id; demo:eagle3 and demo:eagle3.1 are built in.",
         persist_state="session",
     )
+    if is_known:
+        st.caption(f"Filled in from the run {plain(scope.runs[0].ref.name)}: start only what you know.")
     if not target.strip():
         asked.problems.append("Give a target.")
     asked.add("--target", target.strip())
@@ -215,8 +220,8 @@ def _turns(runs: Path, name: str, asked: Asked) -> None:
         return
     if source == UPLOADED_TURNS:
         upload = st.file_uploader(
-            "A prompt file: chat JSON Lines, MT-Bench turns, or text",
-            type=["jsonl", "json", "txt"],
+            "A prompt file: chats, MT-Bench turns, ShareGPT, a table, or text",
+            type=list(PROMPT_SUFFIXES),
             max_upload_size=MAX_UPLOAD_MB,
             key="probe_uploaded_turns",
         )
@@ -224,7 +229,7 @@ def _turns(runs: Path, name: str, asked: Asked) -> None:
             asked.problems.append("Upload a prompt file.")
             return
         file = "uploaded" + Path(upload.name).suffix.lower()
-        asked.files[file] = _decoded(upload.name, upload.getvalue(), asked)
+        asked.files[file] = upload.getvalue()
         asked.add("--prompts", probe_process.typed_file(runs, name, file))
         if st.checkbox(
             "Replay every assistant turn of a conversation",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.fault_bench import prompts
@@ -209,7 +209,8 @@ def _run(case: Case, drafters: dict[str, str], folder: Path, options: Options) -
     reference = case.pair.target if case.target_change else None
     missing = missing_interventions(read_run(out), reference_target=reference)
     if missing:
-        for note in intervene(out, missing, reference_target=reference):
+        job = replace(plan.job()[0], reference_target=reference)
+        for note in intervene(out, missing, job):
             sys.stderr.write(f"{case.name}: {note}\n")
     return read_run(out)
 

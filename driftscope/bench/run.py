@@ -21,7 +21,7 @@ from driftscope.bench.models import MAX_IDLE_LOAD, BenchOptions, BenchResult, Ma
 from driftscope.bench.results import Sample, rows_of, unresolved, whole_repetitions
 from driftscope.check.pair import read_pair
 from driftscope.plan import Plan
-from probes.errors import InputError
+from probes.errors import InputError, quotes_hidden
 
 GPU_MEMORY_SHARE = 0.9  # of the GPU, for all engines together
 
@@ -36,7 +36,8 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
 
     Raises CheckpointError for models that cannot be read, InputError where an engine does not start or ends before.
     """
-    job, _ = plan.job()
+    with quotes_hidden(plan.keeps_texts_private):
+        job, _ = plan.job()
     for drafter in job.drafters.values():
         read_pair(job.target, drafter)
     load_before = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -165,7 +166,11 @@ def _workers(
         for index, variant in enumerate(variants):
             on_status(f"starting vLLM: {variant}")
             job = folder / f"job-{index}.json"
-            asked = {"plan": plan.model_dump(mode="json"), "variant": variant.model_dump(), "options": engine_options}
+            asked = {
+                "plan": plan.model_dump(mode="json", exclude_unset=True),
+                "variant": variant.model_dump(),
+                "options": engine_options,
+            }
             job.write_text(json.dumps(asked))
             log = job.with_suffix(".log")
             process = subprocess.Popen(

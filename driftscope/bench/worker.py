@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftscope.bench.models import NO_DRAFTER, Variant
 from driftscope.plan import Plan, make_plan
+from probes.errors import quotes_hidden
 
 if TYPE_CHECKING:
     from probes.conditions import Job
@@ -33,8 +34,9 @@ def work(job_file: Path) -> None:
     os.dup2(2, 1)  # vLLM and its children print to stdout
     given = json.loads(job_file.read_text())
     plan, variant = make_plan(given["plan"], where="bench"), Variant(**given["variant"])
-    job, _ = plan.job()
-    prompts = prompts_of_job(job)
+    with quotes_hidden(plan.keeps_texts_private):
+        job, _ = plan.job()
+        prompts = prompts_of_job(job)
     with _engine(job, variant, given["options"]) as running:
         _say(answers, {"prompt_ids": [name for name, _ in prompts], "machine": _machine()})
         for line in sys.stdin:

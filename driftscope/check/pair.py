@@ -15,7 +15,6 @@ from driftscope.check.weights import PLACES, Likeness, is_float, likeness, sampl
 from probes.checkpoint.files import MAX_CONFIG_BYTES, CheckpointFiles, open_checkpoint, read_json_object
 from probes.checkpoint.hub import CONFIG, HUB_ID
 from probes.checkpoint.layout import canonical_names
-from probes.checkpoint.producer import Producer
 from probes.checkpoint.producers import producer_named
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.rope import read_rope
@@ -226,10 +225,6 @@ def _canonical(files: CheckpointFiles, spec: DrafterSpec | None) -> Mapping[str,
 def _common_name(name: str) -> str:
     name = name.removeprefix("model.")
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
-
-
-def producer_of(pair: Pair) -> Producer | None:
-    return None if pair.spec is None else producer_named(pair.spec.producer)
 
 
 def _by_suffix(tensors: Mapping[str, TensorEntry] | None, suffixes: tuple[str, ...]) -> TensorEntry | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from driftscope.cli.console import Json, console, print_json
+from probes.errors import InputError
 
 
 def advise(
@@ -32,6 +33,18 @@ def advise(
     from driftscope.runs import read_run
 
     advice = judge(read_run(run), given_costs(draft_us, verify_us, plain_us))
+    given = [
+        flag
+        for flag, value in (("--draft-us", draft_us), ("--verify-us", verify_us), ("--plain-us", plain_us))
+        if value is not None
+    ]
+    if given and (draft_us is None or verify_us is None) and all(c.costs is None for c in advice.conditions):
+        raise InputError(
+            f"{' and '.join(given)} {'has' if len(given) == 1 else 'have'} no effect here: the run holds no times",
+            code="option_without_effect",
+            where=given[0],
+            remedy="Give --draft-us and --verify-us.",
+        )
     if json:
         print_json(advice)
     else:

@@ -25,7 +25,7 @@ def print_advice(out: Console, advice: Advice) -> None:
     for drafter in advice.drafters:
         own = [c for c in advice.conditions if c.drafter == drafter.drafter]
         where = f"over all {len(own)} conditions" if len(own) > 1 else _place(own[0])
-        out.print(f"\n[bold]{escape(drafter.drafter)}[/bold], {escape(where)}, {drafter.num_prompts} prompts")
+        out.print(f"\n[bold]{escape(drafter.drafter)}[/bold], {escape(where)}, walk of {drafter.num_prompts} prompts")
         _print_one(out, drafter)
         if len(own) > 1 and any(c.best_depth for c in own):
             _print_conditions(out, own)
@@ -86,7 +86,7 @@ def _print_batches(out: Console, one: ConditionAdvice) -> None:
 
 def _print_conditions(out: Console, conditions: Sequence[ConditionAdvice]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("condition", "prompts", "advice", "best K", "speed-up", "interval", "as good"):
+    for name in ("condition", "n", "advice", "best K", "speed-up", "interval", "as good"):
         table.add_column(name, justify="left" if name in ("condition", "advice") else "right")
     for c in conditions:
         best = next((d for d in c.depths if d.depth == c.best_depth), None)

@@ -49,6 +49,9 @@ def bench(
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens. [128]")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the target. [0]")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16. [float32]")] = None,
+    trust_remote_code: Annotated[
+        bool | None, typer.Option("--trust-remote-code", help="Let the target's repository run its own code.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")] = False,
     json: Json = False,
 ) -> None:
@@ -77,8 +80,9 @@ def bench(
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
     }
-    options: dict[str, Any] = {} if plan is None else read_plan(plan)
+    options: dict[str, Any] = {} if plan is None else read_plan(plan, trust_remote_code=bool(trust_remote_code))
     options |= {name: value for name, value in given.items() if value is not None}
     need_models(options, where=str(plan or "driftscope bench"))
     checked = make_plan(options | {"engine": "vllm"}, where="command line" if plan is None else str(plan))

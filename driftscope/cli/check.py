@@ -32,6 +32,17 @@ def check(
     from driftscope.check import check_pair, list_checks
     from driftscope.cli.check_text import print_checks, print_report
 
+    needs = {"TARGET": target, "--prompts": prompts, "--prompt-format": prompt_format} if list_ else {}
+    if prompts is None and not list_:
+        needs = {"--prompt-format": prompt_format}
+    for name, value in needs.items():
+        if value is not None:
+            raise InputError(
+                f"{name} has no effect here",
+                code="option_without_effect",
+                where=name,
+                remedy="--list names every check and looks at no files." if list_ else "It is of --prompts: add it.",
+            )
     if list_:
         listing = list_checks()
         print_json(listing) if json else print_checks(console(), listing)

@@ -42,8 +42,11 @@ def compare(
         typer.Option(metavar="EXPR", help='"METRIC OP NUMBER [absolute|relative]" on candidate - baseline.'),
     ] = None,
     fail_on: Annotated[
-        FailOnWord, typer.Option(help="interval: a cell fails when its whole interval satisfies EXPR.")
-    ] = FailOnWord.interval,
+        FailOnWord | None,
+        typer.Option(
+            help="With --fail-if: interval, a cell fails when its whole interval satisfies EXPR; or point. [interval]"
+        ),
+    ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(metavar="METRIC", help="Also compare this. [tokens_per_round over the walk]")
     ] = None,
@@ -63,13 +66,20 @@ def compare(
         raise InputError(
             "--json and --markdown exclude each other", code="usage", where="command line", remedy="choose one"
         )
+    if fail_on is not None and not fail_if:
+        raise InputError(
+            "--fail-on has no effect here",
+            code="option_without_effect",
+            where="--fail-on",
+            remedy="It says how --fail-if is read: add that.",
+        )
     gates = [parse_gate(text) for text in fail_if or ()]
     comparison = compared(
         [read_run(run) for run in runs],
         by=None if by is None else by.value,
         baseline=baseline,
         gates=gates,
-        fail_on=fail_on.value,
+        fail_on=(fail_on or FailOnWord.interval).value,
         metrics=metric or (),
     )
     if json:

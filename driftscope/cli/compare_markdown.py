@@ -32,6 +32,7 @@ def as_markdown(comparison: Comparison) -> str:
         lines.append("")
     for index, metric in enumerate(comparison.metrics):
         lines += [*_metric(comparison, index, metric), ""]
+    lines += [words.N_MEANS, ""]
     if said := words.left_out(comparison):
         lines += [said, ""]
     lines += _details("Not compared", [_not_compared(comparison, i) for i in range(len(comparison.not_compared))])

@@ -30,6 +30,7 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
         out.print(Text(printable(f"in every cell: {said}")), soft_wrap=True)
     for index, metric in enumerate(comparison.metrics):
         _print_metric(out, comparison, index, metric)
+    out.print(words.N_MEANS, markup=False)
     if said := words.left_out(comparison):
         out.print(said)
     for gate in comparison.gates:

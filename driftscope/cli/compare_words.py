@@ -67,6 +67,12 @@ def verdict(difference: MetricDifference) -> str:
     return ("higher" if difference.difference > 0 else "lower") + ("" if difference.is_sure else ", not after Holm")
 
 
+N_MEANS = (
+    "n: prompts with data on both sides (n/m: of m that both sides have). All numbers of a row are over these n, so a "
+    "baseline may differ from `driftscope show`, which takes all prompts of its condition."
+)
+
+
 def counts(cell: ComparisonCell, difference: MetricDifference) -> str:
     """Prompts that count, of those paired where some do not."""
     n = difference.num_prompts

@@ -39,7 +39,9 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder, ends in .drift.")] = DEFAULT_OUT,
     engine: Annotated[str, typer.Option(help="replay: every position at once; live: the real loop; vllm.")] = "replay",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    overwrite: Annotated[bool, typer.Option(help="Measure again, replacing the run.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Measure again, and replace the run once the new one is complete.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the built-in EAGLE-3 and EAGLE-3.1 drafters on SmolLM2-135M under system prompts and context lengths.

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, InterventionResult, VerdictId
+from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.runs import Run
 
 MOST_INTERVENTIONS = 6  # of those tried, the best are printed; --json has all
@@ -19,7 +20,15 @@ def print_diagnosis(out: Console, run: Run, diagnosis: Diagnosis) -> None:
     out.print(f"[bold]{escape(str(run.path))}[/bold]")
     for condition in diagnosis.conditions:
         _print_condition(out, condition)
-    out.print("\nGains in dense tokens_per_round, paired by prompt, 95 % interval; * = counted (docs/verdicts.md).")
+    out.print()
+    listed = [gain for condition in diagnosis.conditions for gain in _tried(condition)]
+    if listed:
+        star = "; * = counted (docs/verdicts.md)" if any(gain.is_counted for gain in listed) else ""
+        out.print(f"Tried: gains in dense tokens_per_round, paired by prompt{star}.", markup=False)
+    if any(condition.waterfall for condition in diagnosis.conditions):
+        out.print(
+            "Lost: all drafts after a round's first rejection, given to its cause. A repair gains less than that."
+        )
     out.print(
         f"All of it: driftscope diagnose {run.path} --json. Rules: docs/verdicts.md", markup=False, soft_wrap=True
     )
@@ -49,15 +58,19 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
             out.print(f"  driftscope check: {finding.id} {finding.what}", markup=False)
     if condition.waterfall:
         parts = sorted(condition.waterfall.items(), key=lambda item: -item[1])
-        out.print(
-            "  lost per round: " + ", ".join(f"{name} {value:.2f}" for name, value in parts if value), markup=False
-        )
-    tried = [i for i in condition.interventions if i.kind != "path" and i.gain is not None]
+        listed = ", ".join(f"{LOSS_NAMES[name]} {value:.2f}" for name, value in parts if value)
+        out.print(f"  tokens of an average walk round: {listed or 'none lost'}", markup=False)
+    tried = _tried(condition)
     if tried:
-        out.print("  tried: " + ", ".join(_gain(i) for i in tried[:MOST_INTERVENTIONS]), markup=False)
+        out.print("  tried: " + ", ".join(_gain(i) for i in tried), markup=False)
     paths = [i for i in condition.interventions if i.kind == "path" and i.gain is not None]
     if paths:
         out.print("  paths, drafts per start: " + ", ".join(f"{i.id} {i.gain:+.3f}" for i in paths), markup=False)
+
+
+def _tried(condition: ConditionDiagnosis) -> list[InterventionResult]:
+    """The interventions that are printed, the largest gain first."""
+    return [i for i in condition.interventions if i.kind != "path" and i.gain is not None][:MOST_INTERVENTIONS]
 
 
 def _gain(result: InterventionResult) -> str:

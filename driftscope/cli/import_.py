@@ -44,7 +44,7 @@ def import_(
     since: Annotated[
         Path | None, typer.Option(help="An earlier /metrics page of the same server, to be taken off.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run, once the new one is complete.")] = False,
     json: Json = False,
 ) -> None:
     """Make a run out of the acceptance metrics that an engine reports, for show, compare and the app."""

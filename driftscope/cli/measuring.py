@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from driftscope.cli.console import console, print_json
+from driftscope.cli.console import console, print_json, printable
 from driftscope.plan import Plan
 from probes.conditions import Progress
+from probes.errors import quotes_hidden
 
 if TYPE_CHECKING:
     from driftscope.runs import Run
@@ -80,21 +81,29 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
 def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
     """Measures what `out` lacks; None when it is complete already."""
     from driftscope.measure import measure
+    from driftscope.runs.replace import successor
 
     is_there = out.exists() and not overwrite
     if is_there and resume and _is_complete(out, plan):
         _say(f"{out} is complete; --overwrite measures it again")
         return None
-    check = follow(
-        lambda on_status, on_progress: measure(
-            plan,
-            out,
-            resume=resume and is_there,
-            overwrite=overwrite,
-            on_status=on_status,
-            on_progress=on_progress,
-        )
-    )
+    is_replaced = out.exists() and overwrite
+    try:
+        with quotes_hidden(plan.keeps_texts_private):
+            check = follow(
+                lambda on_status, on_progress: measure(
+                    plan,
+                    out,
+                    resume=resume and is_there,
+                    overwrite=overwrite,
+                    on_status=on_status,
+                    on_progress=on_progress,
+                )
+            )
+    except BaseException:
+        if is_replaced and successor(out).exists():
+            _say(f"{out} is kept as it was. What was measured so far: {successor(out)}")
+        raise
     return SelfCheckOutput(**asdict(check))
 
 
@@ -115,7 +124,7 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
     # read when torch is first imported: threads that wait by spinning starve each other where the CPU is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # a name is a name
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -130,10 +139,13 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
 
         def on_progress(progress: Progress) -> None:
             nonlocal last, said_at
-            bar.update(task, description=progress.condition, completed=progress.num_done, total=progress.num_units)
+            bar.update(
+                task, description=printable(progress.condition), completed=progress.num_done, total=progress.num_units
+            )
             is_due = progress.condition != last or time.monotonic() - said_at >= LOG_SECONDS
             if is_log and is_due:
-                stderr.print(f"{progress.num_done}/{progress.num_units} {progress.condition}", soft_wrap=True)
+                said = f"{progress.num_done}/{progress.num_units} {printable(progress.condition)}"
+                stderr.print(said, soft_wrap=True, markup=False)
                 last, said_at = progress.condition, time.monotonic()
 
         return work(lambda text: bar.update(task, description=text), on_progress)
@@ -154,7 +166,7 @@ def _measured(run: Run) -> MeasuredRun:
 def _say(text: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(text)
+    Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
 def _say_check(check: SelfCheckOutput) -> None:

@@ -113,14 +113,21 @@ def probe(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder, ends in .drift.")] = DEFAULT_OUT,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run, once the new one is complete.")] = False,
     json: Json = False,
 ) -> None:
     """Measure drafters under system prompts, templates and context lengths: writes a run.
 
     Exit codes: 0; 2 unusable input; 3 the numbers contradict themselves (self-check).
     """
-    options: dict[str, Any] = read_plan(plan) if plan is not None else {}
+    if resume and overwrite:
+        raise InputError(
+            "--resume keeps the run that is there, --overwrite replaces it",
+            code="usage",
+            where="command line",
+            remedy="choose one",
+        )
+    options: dict[str, Any] = read_plan(plan, trust_remote_code=bool(trust_remote_code)) if plan is not None else {}
     asked = {
         "target": target,
         "drafter": named_paths(drafter, "--drafter", ()),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from driftscope.runs import Run, RunStatus
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
-from driftscope.summary.models import ConditionSummary, DepthArray, Summary, TokensPerRound
+from driftscope.summary.models import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 
@@ -31,11 +31,11 @@ def print_summary(out: Console, run: Run, summary: Summary) -> None:
             _print_depths(out, [c for c in summary.conditions if c.drafter == drafter], depths)
         out.print(
             "\nown: slots of the chain's own drafts. own_excess, sink_deficit: against a query with true features at the "
-            f"same slot. sink: the first {run.info.sink_slots} slot(s); slot 0 is the pair of the second token and the "
+            f"same slot. sink: the first {_slots(run.info.sink_slots)}; slot 0 is the pair of the second token and the "
             "first token's features: the drafter sees the first token through these only. chain_gap: what drafting from "
             "its own states costs in acceptance."
         )
-    for warning in _warnings(run, summary.conditions):
+    for warning in _warnings(run, summary):
         out.print(Text("! " + warning, style="yellow"))
     _print_next(out, run)
 
@@ -56,7 +56,10 @@ def _print_head(out: Console, run: Run) -> None:
 
 def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], depths: Sequence[int]) -> None:
     basis = " and ".join(dict.fromkeys(condition.depth_basis for condition in conditions))
-    out.print("\n[bold]tokens_per_round[/bold] = accepted drafts + the bonus token; 95 % interval over n prompts")
+    out.print(
+        "\n[bold]tokens_per_round[/bold] = accepted drafts + the bonus token, over the n prompts that have a round"
+    )
+    out.print("walk: the rounds that an engine would make; dense: a round from every position of the response")
     has_templates = any(condition.template != "default" for condition in conditions)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("system_prompt", overflow="fold", min_width=8, max_width=18)
@@ -66,7 +69,8 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
     table.add_column("drafter", overflow="fold", min_width=8, max_width=14)
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("walk", justify="right", no_wrap=True)
-    table.add_column("interval", no_wrap=True)
+    bases = list(dict.fromkeys(_headline_basis(condition) for condition in conditions))
+    table.add_column(f"{bases[0]} 95 %" if len(bases) == 1 else "95 %", no_wrap=True)
     table.add_column("dense", justify="right", no_wrap=True)
     labels = " ".join(f"{k:>3}" for k in depths)
     table.add_column(Text(f"acceptance_conditional, {basis}\n{labels}"), no_wrap=True)
@@ -75,40 +79,44 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
         where = (condition.system_prompt, condition.template, condition.context_tokens)
         system, template, context = ("", "", "") if where == former else (where[0], where[1], str(where[2]))
         former = where
-        headline = condition.walk or condition.dense
-        used = condition.num_prompts - condition.num_degenerate
+        headline = _headline(condition)
         table.add_row(
             Text(system),
             *([Text(template)] if has_templates else []),
             context,
             Text(condition.drafter),
-            f"{used}" if not condition.num_degenerate else f"{used}/{condition.num_prompts}",
+            _n(condition),
             _tokens(condition.walk),
             _interval(headline),
             _tokens(condition.dense),
             " ".join(f"{_short_share(_at(condition.acceptance_conditional, k)):>3}" for k in depths),
         )
     out.print(table)
-    if any(condition.walk is None for condition in conditions):
-        out.print("Where there is no walk, the interval is that of dense.")
+    if len(bases) > 1:
+        out.print("Where there is no walk, n and the interval are those of dense.")
+    if any(_num_used(condition) < condition.num_prompts for condition in conditions):
+        out.print("n/m: n of m prompts; the others loop or have no round.")
 
 
 def _print_depths(out: Console, conditions: Sequence[ConditionSummary], depths: Sequence[int]) -> None:
     """The conditions of one drafter with the highest and the lowest tokens_per_round."""
-    ranked = sorted((c for c in conditions if _headline(c) is not None), key=lambda c: _headline(c) or 0.0)
+    ranked = sorted((c for c in conditions if _value(c) is not None), key=lambda c: _value(c) or 0.0)
     if not ranked:
         return
-    chosen = [("highest", ranked[-1]), ("lowest", ranked[0])] if len(ranked) > 1 else [("only condition", ranked[0])]
+    chosen = [("highest", ranked[-1]), ("lowest", ranked[0])] if len(ranked) > 1 else [("", ranked[0])]
     for rank, condition in chosen:
+        why = f"{rank} {_headline_basis(condition)} tokens_per_round" if rank else "the only condition"
         out.print()
-        out.print(Text(f"{condition.drafter}, {_name(condition)} ({rank} tokens_per_round)", style="bold"))
+        out.print(Text(f"{condition.drafter}, {_name(condition)} ({why})", style="bold"))
         for basis in ("walk", "dense"):
             tokens, with_degenerate = getattr(condition, basis), getattr(condition, f"{basis}_all")
             if tokens is not None:
-                line = f"{_tokens(tokens)} {_interval(tokens)}, mean of the prompts {_prompt_mean(tokens)}"
+                interval = f" {_interval(tokens)}" if tokens.low is not None else ", no interval"
+                line = f"{_tokens(tokens)}{interval}, n = {tokens.num_prompts}, {tokens.num_rounds:,} rounds"
+                line += f"; prompt mean {_prompt_mean(tokens)}"
                 if condition.num_degenerate:
-                    line += f"; with looping text {_tokens(with_degenerate)}"
-                out.print(f"  {basis:<22}  {line} ({tokens.num_rounds:,} rounds)", markup=False)
+                    line += f"; with looping {_tokens(with_degenerate)}"
+                out.print(f"  {basis:<22}  {line}", markup=False)
         header = f"  by depth, {condition.depth_basis}"
         out.print(Text(f"{header:<24}" + "".join(f"{k:>8}" for k in depths), style="dim"))
         for label, array, form in _depth_rows(condition):
@@ -139,7 +147,8 @@ def _depth_rows(condition: ConditionSummary) -> Iterator[tuple[str, DepthArray, 
     yield "own_excess", condition.own_excess, _signed
 
 
-def _warnings(run: Run, conditions: Sequence[ConditionSummary]) -> Iterator[str]:
+def _warnings(run: Run, summary: Summary) -> Iterator[str]:
+    conditions = summary.conditions
     if run.status is RunStatus.running:
         yield "The run is still being written: these are the numbers so far."
     elif run.status is not RunStatus.complete:
@@ -154,6 +163,7 @@ def _warnings(run: Run, conditions: Sequence[ConditionSummary]) -> Iterator[str]
             f"{num_degenerate} of {num_batches} prompt x drafter batches are looping text and left out (most in "
             f"{_name(worst)}: {worst.degenerate_share:.0%}). dense_all and walk_all in --json have them."
         )
+    yield from _without_rounds(summary)
     num_unlabelled = sum(condition.num_rounds_without_labels for condition in conditions)
     if num_unlabelled:
         yield f"{num_unlabelled:,} starts with fewer than K labels (end of the text, or forced text) are left out of dense."
@@ -165,10 +175,30 @@ def _warnings(run: Run, conditions: Sequence[ConditionSummary]) -> Iterator[str]
             f"target disagrees with it, and there is no walk. Lowest text_agreement: {worst.text_agreement:.3f}, "
             f"{_name(worst)}."
         )
-    num_few = sum(c.num_prompts - c.num_degenerate < INTERVAL_MIN_PROMPTS for c in conditions)
-    if num_few:
-        yield f"{num_few} conditions have fewer than {INTERVAL_MIN_PROMPTS} prompts: no interval can be given."
+    few = [(c, tokens.why_no_interval) for c in conditions if (tokens := _headline(c)) and tokens.why_no_interval]
+    if few:
+        condition, why = min(few, key=lambda item: _num_used(item[0]))
+        yield (
+            f"{_conditions(len(few))} fewer than {INTERVAL_MIN_PROMPTS} prompts: no interval can be given. "
+            f"{condition.drafter}, {_name(condition)}: {why}."
+        )
     yield from run.info.notes
+
+
+def _without_rounds(summary: Summary) -> Iterator[str]:
+    """Prompts that n leaves out although they do not loop."""
+    without = [(c, tokens.num_prompts_without_rounds) for c in summary.conditions if (tokens := _headline(c))]
+    total = sum(num for _, num in without)
+    if total:
+        worst, most = max(without, key=lambda item: item[1])
+        num_batches = sum(condition.num_prompts for condition in summary.conditions)
+        yield (
+            f"{total} of {num_batches} prompt x drafter batches have no {_headline_basis(worst)} round: n leaves them out "
+            f"(most in {worst.drafter}, {_name(worst)}: {most} of {worst.num_prompts}). A response of 0 or 1 tokens has no "
+            "round; a text that the target did not write has no walk; a text of at most K tokens has no dense round."
+        )
+    for one in summary.without_rounds:
+        yield f"{_name(one)} has no row: none of its {one.num_prompts} prompts has a round."
 
 
 def _print_next(out: Console, run: Run) -> None:
@@ -193,13 +223,40 @@ def _shown_depths(depth: int) -> list[int]:
     return sorted({int(k) for k in np.linspace(1, depth, MOST_DEPTHS).round()})
 
 
-def _headline(condition: ConditionSummary) -> float | None:
+def _headline(condition: ConditionSummary) -> TokensPerRound | None:
     """Walk where there is one, else dense."""
-    tokens = condition.walk or condition.dense
+    return condition.walk or condition.dense
+
+
+def _headline_basis(condition: ConditionSummary) -> str:
+    return "dense" if condition.walk is None else "walk"
+
+
+def _value(condition: ConditionSummary) -> float | None:
+    tokens = _headline(condition)
     return tokens.tokens_per_round if tokens is not None else None
 
 
-def _name(condition: ConditionSummary) -> str:
+def _num_used(condition: ConditionSummary) -> int:
+    """n: the prompts that the headline is over."""
+    tokens = _headline(condition)
+    return tokens.num_prompts if tokens is not None else 0
+
+
+def _n(condition: ConditionSummary) -> str:
+    used = _num_used(condition)
+    return f"{used}" if used == condition.num_prompts else f"{used}/{condition.num_prompts}"
+
+
+def _slots(num: int) -> str:
+    return "slot" if num == 1 else f"{num} slots"
+
+
+def _conditions(num: int) -> str:
+    return "1 condition has" if num == 1 else f"{num} conditions have"
+
+
+def _name(condition: ConditionSummary | WithoutRounds) -> str:
     template = "" if condition.template == "default" else f", template {condition.template}"
     return f"{condition.system_prompt}{template}, context {condition.context_tokens}"
 

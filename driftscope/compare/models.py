@@ -36,8 +36,8 @@ class MetricDifference(BaseModel):
 
     metric: str
     basis: str  # walk | dense: the rounds it is over; prompts: no rounds
-    num_prompts: int  # with data on both sides, degenerate ones left out where the metric leaves them out
-    baseline: float | None  # over those prompts: may differ from `show`, which is over all
+    num_prompts: int  # n: with data on both sides, degenerate ones left out where the metric leaves them out
+    baseline: float | None = Field(description="Over these num_prompts alone: `show` is over all of its condition.")
     candidate: float | None
     difference: float | None
     low: float | None = Field(description="95 % interval over prompts, of this cell by itself.")

@@ -50,7 +50,7 @@ def _drift(case: Case, id: VerdictId, patches: tuple[str, ...], remedy: str) -> 
     evidence = [
         difference_evidence(
             "chain_decay",
-            f"chain decay costs {excess.estimate or 0.0:.2f} tokens per round more than in the reference",
+            f"{excess.estimate or 0.0:.2f} walk tokens per round more are lost to chain decay than in the reference",
             excess,
         ),
         difference_evidence(

@@ -11,7 +11,7 @@ from driftscope.diagnosis.gains import Gain
 from driftscope.diagnosis.models import Evidence, Verdict, VerdictId
 from driftscope.stats.paired import Difference
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
-from probes.interventions.registry import BY_ID
+from probes.interventions.registry import BY_ID, REPLAYED
 
 
 def verdict(id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str) -> Verdict:
@@ -32,20 +32,23 @@ def difference_evidence(
     )
 
 
-def vocabulary_evidence(loss: Difference) -> Evidence:
+def vocabulary_evidence(facts: ConditionFacts, gain: Difference) -> Evidence:
+    """The estimated gain of a full draft vocabulary. Not what the waterfall calls lost to vocabulary: that is every draft
+    after the first such token."""
     return difference_evidence(
         "vocabulary_loss",
-        f"tokens outside the draft vocabulary cost {loss.estimate or 0.0:.2f} tokens per round, if they were "
-        "as easy as the others",
-        loss,
+        f"estimated gain of a full draft vocabulary: {gain.estimate or 0.0:+.2f} {facts.basis} tokens per round, if the "
+        "tokens that it lacks are as easy as the others",
+        gain,
     )
 
 
 def gain_evidence(gain: Gain) -> Evidence:
     difference = gain.difference
+    basis = "walk" if gain.id == REPLAYED else "dense"  # an engine's own rounds are compared with themselves
     return difference_evidence(
         gain.id,
-        f"{how(gain.id)}: {difference.estimate or 0.0:+.2f} tokens per round over {difference.num_prompts} prompts",
+        f"{how(gain.id)}: {difference.estimate or 0.0:+.2f} {basis} tokens per round over {difference.num_prompts} prompts",
         difference,
     )
 

@@ -6,6 +6,7 @@ Knows no rules. Degenerate prompts are left out of every array, and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class ConditionFacts:
     prompt_ids: tuple[str, ...]  # without the degenerate ones
     num_prompts: int  # all
     num_degenerate: int
-    num_rounds: np.ndarray  # dense where there is dense, else walk
+    basis: Literal["dense", "walk"]  # the rounds that the arrays are over: dense where there is dense, else walk
+    num_rounds: np.ndarray
     num_accepted: np.ndarray  # sum of accepted_drafts over them
     reached: np.ndarray  # [prompt, depth] of these rounds: accepted through k-1
     accepted: np.ndarray  # [prompt, depth]: accepted through k
@@ -51,9 +53,9 @@ class ConditionFacts:
     file_findings: tuple[Finding, ...] = ()  # of `driftscope check`, warnings and errors, where the files are at hand
 
     @property
-    def is_reference(self) -> bool:
-        """The target's default system prompt in its default template, without a document."""
-        return self.key[1:] == ("default", "default", 0)
+    def num_prompts_with_rounds(self) -> int:
+        """Prompts that a mean is over."""
+        return int((self.num_rounds > 0).sum())
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def run_facts(run: Run) -> RunFacts:
             prompt_ids=prompt_ids,
             num_prompts=len(all_rows),
             num_degenerate=len(all_rows) - len(rows),
+            basis="dense" if is_dense else "walk",
             num_rounds=num_rounds[rows],
             num_accepted=num_tokens[rows] - num_rounds[rows],
             reached=sums.acceptance.reached[rows, :depth],

@@ -54,7 +54,6 @@ class Gain:
     id: str
     kind: str
     difference: Difference
-    first_difference: float | None  # of the acceptance at depth 1 alone
     suspected_by: str = ""  # "condition" | "files": named before any acceptance was looked at
     p_value: float | None = None  # one-sided, over its family
     is_counted: bool = False
@@ -134,25 +133,13 @@ class _Pair:
     num_starts: np.ndarray
     base_accepted: np.ndarray
     base_num_starts: np.ndarray
-    first_accepted: np.ndarray  # at depth 1
-    base_first_accepted: np.ndarray
 
     def gain(self) -> Gain:
         counts = self.counts
         if not self.prompt_ids:
-            return Gain(counts.id, counts.kind, NO_DIFFERENCE, None)
+            return Gain(counts.id, counts.kind, NO_DIFFERENCE)
         sides = (self.accepted, self.num_starts, self.base_accepted, self.base_num_starts)
-        difference = paired_difference(*sides)
-        is_used = (self.num_starts > 0) & (self.base_num_starts > 0)
-        first = None
-        if counts.kind == "path":
-            first = 0.0
-        elif is_used.any():
-            first = float(
-                self.first_accepted[is_used].sum() / self.num_starts[is_used].sum()
-                - self.base_first_accepted[is_used].sum() / self.base_num_starts[is_used].sum()
-            )
-        return Gain(counts.id, counts.kind, difference, first)
+        return Gain(counts.id, counts.kind, paired_difference(*sides))
 
 
 def _paired(counts: Counts, baseline: Counts | None) -> _Pair:
@@ -168,7 +155,7 @@ def _paired(counts: Counts, baseline: Counts | None) -> _Pair:
         base_counts = counts if baseline is None else baseline
         own, base = counts.accepted[ours], base_counts.accepted[theirs]
         num_own, num_base = counts.num_starts[ours, 0], base_counts.num_starts[theirs, 0]
-    return _Pair(counts, ids, own.sum(axis=1), num_own, base.sum(axis=1), num_base, own[:, 0], base[:, 0])
+    return _Pair(counts, ids, own.sum(axis=1), num_own, base.sum(axis=1), num_base)
 
 
 def _family_p_values(family: list[_Pair]) -> list[float]:

@@ -82,7 +82,7 @@ class ConditionDiagnosis(BaseModel):
     context_tokens: int
     verdicts: list[Verdict]  # the first is the likeliest first cause
     not_judged: list[NotJudged]
-    waterfall: dict[str, float]  # part -> lost tokens per round of the walk; empty for forced text
+    waterfall: dict[str, float]  # part -> tokens lost to it per walk round (docs/verdicts.md); empty for forced text
     interventions: list[InterventionResult]  # by gain, all that were tried
     file_findings: list[FileFinding] = []  # none where the files are not at hand
 

@@ -63,7 +63,7 @@ def degenerate_text(case: Case) -> Outcome:
         return None
     evidence = Evidence(
         name="degenerate_share",
-        statement=f"{facts.num_degenerate} of {facts.num_prompts} responses loop; every number is without them",
+        statement=f"{facts.num_degenerate} of {facts.num_prompts} prompts loop; every number is without them",
         value=share,
         threshold=DEGENERATE_VERDICT_SHARE,
     )
@@ -161,7 +161,7 @@ def vocabulary_gap(case: Case) -> Outcome:
     if not is_repaired and not is_measured:
         return None
     evidence = [
-        vocabulary_evidence(loss),
+        vocabulary_evidence(case.facts, loss),
         Evidence(
             name="out_of_draft_vocab_share",
             statement=f"{share:.1%} of the emitted tokens cannot be drafted",
@@ -209,7 +209,10 @@ def context_limit(case: Case) -> Outcome:
     if lost is not None:
         evidence.append(
             difference_evidence(
-                "tokens_per_round", f"{lost.estimate or 0.0:+.2f} tokens per round more without the document", lost
+                "tokens_per_round",
+                f"{lost.estimate or 0.0:+.2f} {facts.basis} tokens per round without the document, over the same "
+                f"{lost.num_prompts} prompts",
+                lost,
             )
         )
     evidence += [gain_evidence(g) for g in repairs[:3]]

@@ -35,7 +35,7 @@ def judge(
     alone = rules.degenerate_text(case)
     if not len(facts.prompt_ids):
         return [alone.verdict if isinstance(alone, Found) else _too_little(case)], []
-    if len(facts.prompt_ids) < INTERVAL_MIN_PROMPTS or facts.num_rounds.sum() < VERDICT_MIN_ROUNDS:
+    if facts.num_prompts_with_rounds < INTERVAL_MIN_PROMPTS or facts.num_rounds.sum() < VERDICT_MIN_ROUNDS:
         found = [alone.verdict] if isinstance(alone, Found) else []
         return [*found, _too_little(case)], []
     outcomes = [rule(case) for rule in RULES]
@@ -66,9 +66,9 @@ def _too_little(case: Case) -> Verdict:
     facts = case.facts
     evidence = Evidence(
         name="num_prompts",
-        statement=f"{len(facts.prompt_ids)} prompts and {int(facts.num_rounds.sum())} rounds without looping text; "
-        f"{INTERVAL_MIN_PROMPTS} and {VERDICT_MIN_ROUNDS} are needed",
-        value=float(len(facts.prompt_ids)),
+        statement=f"{facts.num_prompts_with_rounds} prompts with {int(facts.num_rounds.sum())} {facts.basis} rounds, "
+        f"looping text left out; {INTERVAL_MIN_PROMPTS} prompts with {VERDICT_MIN_ROUNDS} rounds are needed",
+        value=float(facts.num_prompts_with_rounds),
         threshold=float(INTERVAL_MIN_PROMPTS),
     )
     return verdict(VerdictId.not_enough_data, "high", [evidence], "Measure more prompts, or longer responses.")
@@ -99,12 +99,14 @@ def _healthy(case: Case, *, is_sure: bool) -> Verdict:
     facts = case.facts
     rounds = int(facts.num_rounds.sum())
     mean = 1 + float(facts.num_accepted.sum()) / rounds
+    gain = vocabulary_loss(facts)
+    limits = [vocabulary_evidence(facts, gain)] if (gain.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
+    limit = " (the size of the draft vocabulary is no fault)" if limits else ""
     evidence = Evidence(
         name="tokens_per_round",
-        statement=f"{mean:.2f} tokens per round over {rounds} rounds, and no fault that costs {VERDICT_MIN_TOKENS}",
+        statement=f"{mean:.2f} {facts.basis} tokens per round over {rounds} {facts.basis} rounds of "
+        f"{facts.num_prompts_with_rounds} prompts; no fault was found that costs {VERDICT_MIN_TOKENS}{limit}",
         value=mean,
     )
-    loss = vocabulary_loss(facts)
-    costs = [vocabulary_evidence(loss)] if (loss.estimate or 0.0) >= VERDICT_MIN_TOKENS else []
-    remedy = "A larger draft vocabulary would help; nothing is at fault." if costs else "Nothing to do."
-    return verdict(VerdictId.healthy, "high" if is_sure and has_repairs(facts) else "low", [evidence, *costs], remedy)
+    remedy = "Nothing is at fault. A larger draft vocabulary would help." if limits else "Nothing to do."
+    return verdict(VerdictId.healthy, "high" if is_sure and has_repairs(facts) else "low", [evidence, *limits], remedy)

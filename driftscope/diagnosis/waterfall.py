@@ -1,7 +1,8 @@
 """The loss waterfall: each round's lost drafts K - A go whole to the first cause (design 7.4).
 
-An attribution over the walk, not the gain of a repair. The parts' means add up to K + 1 - tokens_per_round of the same
-rounds exactly. Rounds that end past the text or unverified have no cause: they are left out and counted.
+An attribution over the walk, not the gain of a repair: `LOSS_NAMES` keeps the two apart for readers. The parts' means add
+up to K + 1 - tokens_per_round of the same rounds exactly. Rounds that end past the text or unverified have no cause: they
+are left out and counted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ PARTS = (
     "hard_token_or_chain_decay",  # beyond depth 1 without a fresh pass
     "unattributed",  # the engine gave no reason
 )
+LOSS_NAMES = {
+    "limit": "lost to the draft limit",
+    "out_of_draft_vocab": "lost to vocabulary",
+    "grammar": "lost to the grammar",
+    "sampled_out": "lost to sampling",
+    "hard_token": "lost to hard tokens",
+    "chain_decay": "lost to chain decay",
+    "hard_token_or_chain_decay": "lost to hard tokens or chain decay",
+    "unattributed": "lost, no reason known",
+}
+"""What a reader is shown of each part. A loss is never called a gain or a cost: all drafts that a round lost go to its
+first cause, most of which no repair gives back. What a repair gives is a *gain*, estimated or measured."""
 _BY_REASON = {"out_of_draft_vocab": 1, "grammar": 2, "sampled_out": 3}
 _LEFT_OUT_REASONS = ("past_end", "unverified")
 LEFT_OUT = -1
@@ -121,7 +134,7 @@ def collect(
 
 
 def mean_parts(waterfall: Waterfall) -> dict[str, float]:
-    """Lost tokens of an average round by part; empty without rounds. Parts that no round can have are left out when 0."""
+    """Tokens lost in an average walk round by part; empty without rounds. Rare parts are left out when 0."""
     num_rounds = int(waterfall.num_rounds.sum())
     if not num_rounds:
         return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from driftscope.exchange.request import Request, Taken, optional_count
+from driftscope.exchange.request import Request, Taken, optional_tokens
 from driftscope.exchange.rounds import BadCountsError
 from driftscope.exchange.vllm import FAILED, NO_ROUNDS, rounds_of
 from driftscope.prompts.line import Line, label
@@ -44,14 +44,14 @@ def read(line: Line, depth: int | None) -> Taken:
         for name, metric in (metrics.items() if isinstance(metrics, dict) else ())
         if isinstance(metric, dict)
     }
-    completion = optional_count(found, "completion_tokens")
+    completion = optional_tokens(found, "completion_tokens")
     request = Request(
         request_id=_id(metadata, line),
         model=None,
         rounds=rounds,
-        num_prompt_tokens=optional_count(values, "usage_prompt_tokens", "input_sequence_length"),
+        num_prompt_tokens=optional_tokens(values, "usage_prompt_tokens", "input_sequence_length"),
         num_response_tokens=(
-            completion if completion is not None else optional_count(values, "output_sequence_length")
+            completion if completion is not None else optional_tokens(values, "output_sequence_length")
         ),
     )
     return Taken(requests=(request,))

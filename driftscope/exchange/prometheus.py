@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from driftscope.exchange.request import Request, Taken
+from driftscope.exchange.request import MAX_TOKENS, Request, Taken
 from driftscope.exchange.rounds import BadCountsError, from_histogram, histogram_of_positions
 from driftscope.prompts.line import bad_line, label
 from driftscope.prompts.rows import read_text
@@ -26,6 +26,8 @@ _NAMES = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"
 _TOKENS = {"vllm:prompt_tokens_total": "prompt", "vllm:generation_tokens_total": "generation"}
 
 SERVER_NOTE = "a server's counters: all its requests are one, no interval over requests can be given"
+
+TOKENS_NOTE = "the server's tokens are more than a run stores of one request: left out"
 
 Counters = dict[tuple[str, str], int]  # (model, counter or counter/position) -> count, summed over engines
 
@@ -84,13 +86,15 @@ def _request(model: str, counts: dict[str, int], depth: int | None) -> Request |
         depth=len(positions),
         num_draft_tokens=counts["draft_tokens"],
     )
+    prompt, generation = counts.get("prompt"), counts.get("generation")
+    has_more = max(prompt or 0, generation or 0) > MAX_TOKENS  # a server that is up for days
     return Request(
         request_id=f"server {model}" if model else "server",
         model=model or None,
         rounds=rounds,
-        num_prompt_tokens=counts.get("prompt"),
-        num_response_tokens=counts.get("generation"),
-        notes=(SERVER_NOTE,),
+        num_prompt_tokens=None if has_more else prompt,
+        num_response_tokens=None if has_more else generation,
+        notes=(SERVER_NOTE, TOKENS_NOTE) if has_more else (SERVER_NOTE,),
     )
 
 
@@ -105,14 +109,15 @@ def _counters(path: Path) -> Counters:
             continue
         try:
             samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
-        except (ValueError, IndexError, KeyError) as error:
-            raise bad_line(path, number, f"is no sample of the Prometheus text format: {error}") from error
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            said = label(str(error))
+            raise bad_line(path, number, f"is no sample of the Prometheus text format: {said}") from error
         for sample in samples:
             name = _TOKENS.get(sample.name) or sample.name.removeprefix(_PREFIX).removesuffix("_total")
             if name not in (*_NAMES, *_TOKENS.values()):
                 continue  # e.g. _created, the counter's age
             if not 0 <= sample.value < 1 << 53 or sample.value != int(sample.value):
-                raise bad_line(path, number, f"counts {sample.value:g}, not a whole number from 0 up")
+                raise bad_line(path, number, f"counts {label(str(sample.value))}, not a whole number from 0 up")
             if name == "accepted_tokens_per_pos":
                 position = sample.labels.get("position", "")
                 if not (position.isascii() and position.isdigit() and len(position) < 4):

@@ -13,12 +13,14 @@ import numpy as np
 from driftscope.exchange import aiperf, prometheus, sglang, vllm
 from driftscope.exchange.request import Request, Taken
 from driftscope.exchange.rounds import BadCountsError, TooManyRoundsError
-from driftscope.prompts.line import Line, bad_line
+from driftscope.prompts.line import Line
 from driftscope.prompts.rows import check_file, read_lines
 from probes.errors import InputError
+from probes.regular_file import open_regular
 
 PROMETHEUS = "prometheus"
 UNDETERMINED = "fewer drafts than K in some rounds, and which ones is not said (vLLM: detailed metrics say it)"
+MAX_ROUNDS_OF_A_FILE = 25_000_000
 ORDER_NOTE = (
     "the source gives counts, not rounds one after the other: the order of rounds and their start are arbitrary"
 )
@@ -131,16 +133,14 @@ def _read_lines(path: Path, source: str | None, depth: int | None) -> tuple[str,
     chosen = LINE_SOURCES[source] if source is not None else None
     requests: list[Request] = []
     reasons: Counter[str] = Counter()
+    num_rounds = 0
     for line in read_lines(path):
         if chosen is None:
             chosen = next((s for s in LINE_SOURCES.values() if s.matches(line.item)), None)
             if chosen is None:
-                keys = ", ".join(repr(key) for key in list(line.item)[:8])
-                raise bad_line(
-                    path,
-                    line.number,
-                    f"has the keys {keys}, which no known engine's metrics have",
-                    kind=line.kind,
+                raise line.bad(
+                    "has keys that no known engine's metrics have",
+                    quote=line.keys(),
                     remedy=f"known: {', '.join(SOURCES)}",
                 )
         try:
@@ -148,13 +148,18 @@ def _read_lines(path: Path, source: str | None, depth: int | None) -> tuple[str,
         except BadCountsError as error:
             raise line.bad(f"cannot be taken: {error}") from error
         requests += taken.requests
+        num_rounds += sum(len(r.rounds.accepted_drafts) for r in taken.requests)
+        if num_rounds > MAX_ROUNDS_OF_A_FILE:  # a histogram of a few bytes stands for any number of them
+            raise line.bad(
+                f"comes to more than {MAX_ROUNDS_OF_A_FILE:,} rounds in all", remedy="take a sample of the file"
+            )
         if taken.left_out:
             reasons[taken.left_out] += 1
     return chosen.name if chosen is not None else "", requests, reasons
 
 
 def _may_be_prometheus(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4096)
     return prometheus.is_prometheus(start.decode("utf-8-sig", errors="replace"))
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from driftscope.exchange.rounds import BadCountsError, Rounds
 
+MAX_TOKENS = 1 << 30
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -49,6 +51,14 @@ def optional_count(source: Mapping[str, object], *keys: str) -> int | None:
     return None
 
 
+def optional_tokens(source: Mapping[str, object], *keys: str) -> int | None:
+    """As `optional_count`, the tokens of one request: a run stores them as int32. Raises BadCountsError."""
+    value = optional_count(source, *keys)
+    if value is not None and value > MAX_TOKENS:
+        raise BadCountsError(f"{keys[0]} is more than the {MAX_TOKENS:,} tokens that a request can have")
+    return value
+
+
 def counts(source: Mapping[str, object], key: str) -> list[int] | None:
     """A list of whole numbers >= 0; None where it is missing or null. Raises BadCountsError."""
     value = source.get(key)
@@ -71,9 +81,9 @@ def histogram(value: object, key: str) -> dict[int, int]:
     for j, n in pairs:
         if isinstance(j, str) and j.isascii() and j.isdigit() and len(j) < 6:
             j = int(j)
-        if not isinstance(j, int) or not _is_count(n):
+        if not _is_count(j) or not _is_count(n):
             raise BadCountsError(f"{key} holds something else than counts by accepted drafts")
-        result[j] = int(n)  # type: ignore[call-overload]
+        result[int(j)] = int(n)  # type: ignore[call-overload]
     return result
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from driftscope.exchange.request import Request, Taken, count, histogram, optional_count
+from driftscope.exchange.request import Request, Taken, count, histogram, optional_count, optional_tokens
 from driftscope.exchange.rounds import BadCountsError, Rounds, from_histogram
 from driftscope.exchange.vllm import FAILED, NO_ROUNDS, body_of, finish_reason_of, id_of, model_of, usage_of
 from driftscope.prompts.line import Line, label
@@ -56,8 +56,8 @@ def read(line: Line, depth: int | None) -> Taken:
                 request_id=f"{name}#{index}" if len(found) > 1 else name,
                 model=model_of(body),
                 rounds=rounds,
-                num_prompt_tokens=optional_count({**usage_of(body), **meta}, "prompt_tokens"),
-                num_response_tokens=optional_count({**usage_of(body), **meta}, "completion_tokens"),
+                num_prompt_tokens=optional_tokens({**usage_of(body), **meta}, "prompt_tokens"),
+                num_response_tokens=optional_tokens({**usage_of(body), **meta}, "completion_tokens"),
                 finish_reason=_finish_reason(meta) or finish_reason_of(body),
                 notes=notes,
             )

@@ -19,6 +19,7 @@ from driftscope.exchange.request import Request
 from driftscope.runs import DrafterInfo, Provenance, RunInfo, RunWriter, TargetInfo, read_run
 from driftscope.summary import summarise, write_summary
 from probes.record import PromptRecord, RoundBatch
+from probes.regular_file import open_regular
 
 NO_PROMPT_TOKENS_NOTE = "the source does not say how long the prompt was"
 NO_RESPONSE_TOKENS_NOTE = "the source does not say how long the response was"
@@ -50,7 +51,7 @@ def store_run(file: AcceptanceFile, out: Path, options: ImportOptions, *, overwr
 
 
 def _info(file: AcceptanceFile, options: ImportOptions, notes: list[str]) -> RunInfo:
-    with file.path.open("rb") as opened:
+    with open_regular(file.path) as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     model = next((r.model for r in file.requests if r.model is not None), "")
     return RunInfo(

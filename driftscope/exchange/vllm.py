@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from driftscope.exchange.request import Request, Taken, count, counts, histogram, optional_count
+from driftscope.exchange.request import Request, Taken, count, counts, histogram, optional_count, optional_tokens
 from driftscope.exchange.rounds import BadCountsError, Rounds, from_histogram, from_steps
 from driftscope.prompts.line import Line, label
 
@@ -43,8 +43,8 @@ def read(line: Line, depth: int | None) -> Taken:
         request_id=line.id_of("custom_id") if "custom_id" in line.item else id_of(body, line),
         model=model_of(body),
         rounds=rounds,
-        num_prompt_tokens=optional_count(usage, "prompt_tokens"),
-        num_response_tokens=optional_count(usage, "completion_tokens"),
+        num_prompt_tokens=optional_tokens(usage, "prompt_tokens"),
+        num_response_tokens=optional_tokens(usage, "completion_tokens"),
         finish_reason=finish_reason_of(body),
     )
     return Taken(requests=(request,))

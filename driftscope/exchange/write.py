@@ -74,6 +74,7 @@ def _tables(run: Run, out: Path, *, format: str, selection: Selection) -> dict[P
             )
         out.mkdir(mode=0o700, exist_ok=True)
         for name in written:
+            (unfinished / name).chmod(0o600)  # as in a run; `out` may be a folder that others look into
             (unfinished / name).replace(out / name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -12,7 +12,7 @@ from driftscope.figures.layout import alt_text
 from driftscope.figures.losses import loss_bars
 from driftscope.figures.metrics import DEPTH_METRICS, HEAD_METRICS, METRICS, REGION_MEANINGS, Metric
 from driftscope.figures.style import SeriesStyle, series_style
-from driftscope.figures.tidy import Cell, Curve, Estimate, HeadMasses, Losses, Point, RegionMasses, Share
+from driftscope.figures.tidy import Cell, Curve, Estimate, HeadMasses, Losses, Pair, Point, RegionMasses, Share
 
 __all__ = [
     "DEPTH_METRICS",
@@ -25,6 +25,7 @@ __all__ = [
     "HeadMasses",
     "Losses",
     "Metric",
+    "Pair",
     "Point",
     "RegionMasses",
     "SeriesStyle",

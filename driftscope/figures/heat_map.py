@@ -14,7 +14,7 @@ from driftscope.figures.layout import bare_figure, escape, evidence, interval, n
 from driftscope.figures.style import DIVERGING, NEUTRAL_CELL, SEQUENTIAL, color_at, text_on
 from driftscope.figures.tidy import Cell
 
-ROW_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 66
+ROW_HEIGHT, PAIR_LINE_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 14, 66
 
 
 def tokens_map(
@@ -27,7 +27,7 @@ def tokens_map(
     for cell in cells:
         estimate = cell.estimate
         colors.append(NEUTRAL_CELL if estimate.value is None else color_at(SEQUENTIAL, (estimate.value - low) / span))
-        texts.append(_two_lines(_fixed(estimate.value), _range_text(cell)))
+        texts.append(_lines(_fixed(estimate.value), _range_text(cell)))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             f"{escape(what)} {number(estimate.value)} {interval(estimate)}<br>{evidence(estimate)}"
@@ -41,7 +41,7 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
     """Paired differences to a baseline: blue above, orange below, grey and "≈" where the interval holds 0.
 
     `largest`: the largest absolute difference of all maps that stand side by side. A baseline cell holds tokens_per_round
-    itself.
+    of all of its prompts; each other says over how many prompts, and from which baseline of these, it was taken.
     """
     scale = largest or 1.0
     colors, texts, hovers, said = [], [], [], []
@@ -51,25 +51,28 @@ def difference_map(label: str, cells: Sequence[Cell], *, column_title: str, larg
         said.append(f"{cell.row}, {cell.column}: {verdict if cell.is_baseline else _spoken_difference(cell, verdict)}")
         if cell.is_baseline:
             colors.append(NEUTRAL_CELL)
-            texts.append(_two_lines(f"⚑ {_fixed(estimate.value)}", "baseline"))
+            texts.append(_lines(f"⚑ {_fixed(estimate.value)}", "baseline", _n(cell)))
         elif estimate.value is None:
             colors.append(NEUTRAL_CELL)
-            texts.append(_two_lines("-", "no pairs"))
+            texts.append(_lines("-", "no pairs"))
         else:
             is_clear = estimate.holds_zero is False
             colors.append(color_at(DIVERGING, 0.5 + estimate.value / scale / 2) if is_clear else NEUTRAL_CELL)
             sign = "" if is_clear else "≈ "
-            texts.append(_two_lines(sign + f"{estimate.value:+.2f}", _range_text(cell, is_signed=True)))
+            ends = "" if estimate.low is None else _range_text(cell, is_signed=True)
+            pair = [f"from {_fixed(cell.pair.baseline)}"] if cell.pair else []
+            texts.append(_lines(sign + f"{estimate.value:+.2f}", ends, ", ".join([*pair, _n(cell)])))
         hovers.append(
             f"<b>{escape(label)}</b><br>{escape(cell.row)} · {escape(cell.column)} {escape(column_title)}<br>"
             + (
-                "the baseline itself"
+                f"the baseline itself: {number(estimate.value)} over all of its prompts<br>{evidence(estimate)}<br>"
+                "Each difference is taken over the prompts that both sides have."
                 if cell.is_baseline
                 else f"difference {number(estimate.value, is_signed=True)} {interval(estimate, is_signed=True)}<br>"
-                f"{verdict}<br>{evidence(estimate)} in both"
+                f"{_pair_text(cell)}{verdict}<br>{evidence(estimate)} in both"
             )
         )
-    figure = _map(cells, colors, texts, hovers, column_title)
+    figure = _map(cells, colors, texts, hovers, column_title, row_height=ROW_HEIGHT + PAIR_LINE_HEIGHT)
     return set_alt_text(
         figure, f"Heat map of {what} of {label}, by system prompt and {column_title}. {'; '.join(said)}."
     )
@@ -89,10 +92,17 @@ def difference_verdict(cell: Cell) -> str:
     return "higher" if estimate.value > 0 else "lower"
 
 
-def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: list[str], column_title: str) -> go.Figure:
+def _map(
+    cells: Sequence[Cell],
+    colors: list[str],
+    texts: list[str],
+    hovers: list[str],
+    column_title: str,
+    row_height: int = ROW_HEIGHT,
+) -> go.Figure:
     rows = list(dict.fromkeys(cell.row for cell in cells))
     columns = list(dict.fromkeys(cell.column for cell in cells))
-    figure = bare_figure(height=ROW_HEIGHT * len(rows) + COLUMN_HEADER_HEIGHT)
+    figure = bare_figure(height=row_height * len(rows) + COLUMN_HEADER_HEIGHT)
     column_of = {name: index for index, name in enumerate(columns)}
     row_of = {name: index for index, name in enumerate(rows)}
     x = [column_of[cell.column] for cell in cells]
@@ -118,7 +128,7 @@ def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: lis
             x=x,
             y=y,
             mode="markers+text",
-            marker={"symbol": "square", "size": ROW_HEIGHT - 8, "opacity": 0, "color": colors},
+            marker={"symbol": "square", "size": row_height - 8, "opacity": 0, "color": colors},
             text=texts,
             textposition="middle center",
             textfont={"size": 14, "color": [text_on(color) for color in colors]},
@@ -153,8 +163,18 @@ def _map(cells: Sequence[Cell], colors: list[str], texts: list[str], hovers: lis
     return figure
 
 
-def _two_lines(first: str, second: str) -> str:
-    return f"<b>{first}</b><br><span style='font-size:10px'>{second}</span>" if second else f"<b>{first}</b>"
+def _lines(first: str, *others: str) -> str:
+    return "<br>".join([f"<b>{first}</b>", *(f"<span style='font-size:10px'>{line}</span>" for line in others if line)])
+
+
+def _n(cell: Cell) -> str:
+    return f"n = {cell.estimate.num_prompts}"
+
+
+def _pair_text(cell: Cell) -> str:
+    if cell.pair is None:
+        return ""
+    return f"{number(cell.pair.value)} - {number(cell.pair.baseline)}, over the same prompts<br>"
 
 
 def _fixed(value: float | None) -> str:
@@ -166,11 +186,18 @@ def _range_text(cell: Cell, *, is_signed: bool = False) -> str:
     if estimate.value is None:
         return ""
     if estimate.low is None or estimate.high is None:
-        return f"n = {estimate.num_prompts}"
+        return _n(cell)
     if is_signed:
         return f"{estimate.low:+.2f} to {estimate.high:+.2f}"
     return f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
 def _spoken_difference(cell: Cell, verdict: str) -> str:
-    return verdict if cell.estimate.value is None else f"{spoken(cell.estimate, is_signed=True)}, {verdict}"
+    if cell.estimate.value is None:
+        return verdict
+    pair = (
+        ""
+        if cell.pair is None
+        else f" from {number(cell.pair.baseline)} over {cell.estimate.num_prompts} common prompts"
+    )
+    return f"{spoken(cell.estimate, is_signed=True)}{pair}, {verdict}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from driftscope.figures.tidy import Estimate
+from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 
 MAX_ALT_CHARACTERS = 2_000  # a screen reader reads all of it; the table beside the chart has every number
 
@@ -51,7 +52,8 @@ def number(value: float | None, *, is_signed: bool = False) -> str:
 def interval(estimate: Estimate, *, is_signed: bool = False) -> str:
     """[low, high], or why there is none."""
     if estimate.low is None or estimate.high is None:
-        return "no interval"
+        is_few = estimate.num_prompts is not None and estimate.num_prompts < INTERVAL_MIN_PROMPTS
+        return f"no interval (fewer than {INTERVAL_MIN_PROMPTS} prompts)" if is_few else "no interval"
     return f"[{number(estimate.low, is_signed=is_signed)}, {number(estimate.high, is_signed=is_signed)}]"
 
 

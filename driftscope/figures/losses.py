@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.figures.layout import bare_figure, escape, number, set_alt_text
 from driftscope.figures.tidy import Losses
 
@@ -37,7 +38,7 @@ PART_PATTERNS = {
 
 
 def loss_bars(losses: Sequence[Losses]) -> go.Figure:
-    """One bar for each series: tokens_per_round, then the lost tokens by cause."""
+    """One bar for each series: tokens_per_round of the walk, then the lost tokens by first cause."""
     figure = bare_figure(height=BAR_HEIGHT * len(losses) + 120)
     labels = [escape(one.label) for one in losses]
 
@@ -46,37 +47,34 @@ def loss_bars(losses: Sequence[Losses]) -> go.Figure:
             go.Bar(
                 y=labels,
                 x=values,
-                name=name.replace("_", " "),
+                name=name,
                 orientation="h",
                 marker={
                     "color": color,
                     "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "#FFFFFF", "size": 6},
                 },
-                hovertext=[
-                    f"<b>{label}</b><br>{name.replace('_', ' ')}: {number(v)}"
-                    for label, v in zip(labels, values, strict=True)
-                ],
+                hovertext=[f"<b>{label}</b><br>{name}: {number(v)}" for label, v in zip(labels, values, strict=True)],
                 hoverinfo="text",
             )
         )
 
-    add("tokens per round", [one.tokens_per_round for one in losses], GAINED_COLOR, "")
+    add("tokens per round, walk", [one.tokens_per_round for one in losses], GAINED_COLOR, "")
     for part, color in PART_COLORS.items():
         values = [one.parts.get(part, 0.0) for one in losses]
         if any(values):
-            add(part, values, color, PART_PATTERNS[part])
+            add(LOSS_NAMES[part], values, color, PART_PATTERNS[part])
     figure.update_layout(
         barmode="stack",
         bargap=0.35,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
     )
     figure.update_xaxes(
-        title={"text": "tokens of an average round", "standoff": 6}, fixedrange=True, rangemode="tozero"
+        title={"text": "tokens of an average walk round", "standoff": 6}, fixedrange=True, rangemode="tozero"
     )
     figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
     said = "; ".join(
-        f"{one.label}: {number(one.tokens_per_round)} tokens per round, lost to "
-        + ", ".join(f"{part.replace('_', ' ')} {number(value)}" for part, value in one.parts.items() if value)
+        f"{one.label}: {number(one.tokens_per_round)} tokens per round of the walk, "
+        + ", ".join(f"{LOSS_NAMES[part]} {number(value)}" for part, value in one.parts.items() if value)
         for one in losses
     )
     return set_alt_text(figure, f"Bars of where the tokens of a round are lost. {said}.")

@@ -27,6 +27,15 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Both sides of a paired difference, each over the prompts that both have: neither is the side's own mean over all
+    of its prompts."""
+
+    value: float
+    baseline: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One cell of a heat map; `key` comes back when it is clicked."""
 
@@ -35,6 +44,7 @@ class Cell:
     estimate: Estimate
     key: str = ""
     is_baseline: bool = False
+    pair: Pair | None = None  # of a difference: what was subtracted from what
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +24,9 @@ def response_end(rounds: RequestRounds) -> tuple[int, str]:
     num_prompt = len(rounds.request.prompt_token_ids)
     response = rounds.token_ids[num_prompt:]
     limit = rounds.request.max_tokens
-    is_stop = np.isin(response[:limit], list(rounds.request.stop_token_ids))
+    emitted = set(response.tolist())
+    given = chain(rounds.request.stop_token_ids, (rounds.request.eos_token_id,))  # as many as the client liked
+    is_stop = np.isin(response[:limit], [token for token in given if token is not None and token in emitted])
     if is_stop.any():
         return num_prompt + int(is_stop.argmax()) + 1, "stop"
     if limit is not None and len(response) >= limit:
@@ -32,21 +36,30 @@ def response_end(rounds: RequestRounds) -> tuple[int, str]:
 
 def prompt_name(rounds: RequestRounds) -> str:
     """The same for the same prompt tokens, so that two servers that were given the same prompts are paired."""
-    ids = np.asarray(rounds.request.prompt_token_ids, "<i4")
+    ids = rounds.token_ids[: len(rounds.request.prompt_token_ids)].astype("<i4")
     return hashlib.sha256(ids.tobytes()).hexdigest()[:16]
 
 
 def records_of(
-    rounds: RequestRounds, *, prompt_id: str, drafter: str, in_draft_vocab: np.ndarray, norm_output: bool
+    rounds: RequestRounds,
+    *,
+    prompt_id: str,
+    drafter: str,
+    in_draft_vocab: np.ndarray,
+    norm_output: bool,
+    regions: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[PromptRecord, RoundBatch | None]:
     """The label is the condition's name. No rounds for a response of fewer than two tokens.
 
-    `in_draft_vocab` bool [vocab]. Raises ValueError when the record contradicts itself.
+    `in_draft_vocab` bool [vocab]; `regions`: int [token] -> uint8 [token], of a prompt whose regions the device did not
+    need. Raises ValueError when the record contradicts itself.
     """
     num_tokens, finish_reason = response_end(rounds)
     num_prompt = len(rounds.request.prompt_token_ids)
     region = rounds.sampled.region
-    if region is None:
+    if region is None and regions is not None:
+        region = regions(rounds.token_ids[:num_prompt])
+    elif region is None:
         region = np.full(num_prompt, TEXT_REGIONS.index("unknown"), np.uint8)
     name = rounds.sampled.label or UNLABELLED
     prompt = PromptRecord(

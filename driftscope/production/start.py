@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import sys
+import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from driftscope.production.config import ProductionConfig, read_config
 from probes.errors import DriftscopeError, RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
     from torch import Tensor
 
     from driftscope.production.session import Session
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from driftscope.runs.writer import RunWriter
     from probes.checkpoint.spec import DrafterSpec
     from probes.vllm.recorder import Recorder, Recording
+
+    Regions = Callable[[np.ndarray], np.ndarray]  # int [token] -> uint8 [token]
 
 logger = logging.getLogger("driftscope.production")
 
@@ -92,24 +98,28 @@ class _Production:
         folder = heads_folder(self.config.out, runner.vllm_config)
         is_split = num_ranks > 1 and self.config.level != "counts"
         if rank == 0:
-            note = self._learn_regions(runner)
+            regions, note = self._learn_regions(runner)
             heads = TakenHeads(folder=folder, num_ranks=num_ranks) if is_split else None
-            self.session = self._session(runner, note, heads)
+            self.session = self._session(runner, regions, note, heads)
             logger.warning("driftscope records into %s", self.session.writer.path)
         elif is_split:
-            self._learn_regions(runner)  # masses are by region from the start
+            self._learn_regions(runner)
             self.sent = SentHeads(folder=folder, rank=rank, sampler=self.sampler)
         # runs where a worker process ends in order; a killed one leaves a run that `runs recover` mends
         Finalize(None, self._close, exitpriority=100)
 
     def _close(self) -> None:
-        self.sampler.is_open = False
-        self.recording.flush()
-        if self.session is not None:
-            self.session.close()
+        from driftscope.production.session import CLOSE_SECONDS
 
-    def _learn_regions(self, runner: Any) -> str:
-        """-> a sentence for the run's notes."""
+        self.sampler.is_open = False
+        end = time.monotonic() + CLOSE_SECONDS
+        if not self.recording.flush(CLOSE_SECONDS / 2):
+            logger.error("driftscope's recorder did not come to an end: the requests that it has in hand are lost")
+        if self.session is not None:
+            self.session.close(end - time.monotonic())
+
+    def _learn_regions(self, runner: Any) -> tuple[Regions | None, str]:
+        """-> (what gives a prompt's regions, a sentence for the run's notes)."""
         from transformers import AutoTokenizer
 
         from driftscope.production.turns import learn
@@ -120,10 +130,12 @@ class _Production:
                 config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
             )
         )
-        self.sampler.regions = None if markers is None else markers.regions
-        return note
+        regions = None if markers is None else markers.regions
+        if self.config.level == "heads":  # the device puts masses under them from the first draft on
+            self.sampler.regions = regions
+        return regions, note
 
-    def _session(self, runner: Any, note: str, heads: TakenHeads | None) -> Session:
+    def _session(self, runner: Any, regions: Regions | None, note: str, heads: TakenHeads | None) -> Session:
         from driftscope.production.session import Session
         from probes.checkpoint.read import read_spec
         from probes.checkpoint.tensors import load_tensors
@@ -148,6 +160,7 @@ class _Production:
             norm_output=spec.norm_output,
             status=self.recording.status,
             heads=heads,
+            regions=regions,
         )
 
 
@@ -165,8 +178,11 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
     stem = out.stem + (f"-dp{rank}" if rank else "")
     for number in range(1, MAX_RUNS):
         path = out.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{out.suffix}")
-        if not path.exists():
+        try:
             return RunWriter(path, info)
+        except RunError as error:  # so two servers that start together get two names
+            if error.code not in ("run_exists", "run_is_being_written"):
+                raise
     raise RunError("there are too many runs of this name", code="run_exists", where=str(out), remedy="move them away")
 
 

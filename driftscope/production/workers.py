@@ -8,8 +8,10 @@ its run and removes it when it writes no more; by that the others know that they
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ import numpy as np
 from driftscope.production.sampling import Sampler
 from probes.vllm.ranks import split_columns
 from probes.vllm.requests import RequestRounds
+
+logger = logging.getLogger("driftscope.production")
 
 PATIENCE_SECONDS = 5.0  # all ranks finish a request in the same step: what is not there by then does not come
 STALE_SECONDS = 600.0  # nobody took it
@@ -32,23 +36,25 @@ def heads_folder(out: Path, vllm_config: Any) -> Path:
 
 
 def _file(folder: Path, rank: int, request_id: str) -> Path:
-    return folder / f"{rank}-{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.npy"
+    digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()  # a client's id: any characters
+    return folder / f"{rank}-{digest[:32]}.npy"
 
 
 def _failure_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}-failure.txt"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SentHeads:
     """In a worker above rank 0. Called in its recorder's thread."""
 
     folder: Path
     rank: int
     sampler: Sampler
+    num_failed: int = 0
 
     def write(self, rounds: RequestRounds) -> None:
-        """Raises OSError where the disk is full."""
+        """What the disk does not take is left out: rank 0 counts that request as one without masses."""
         file = _file(self.folder, self.rank, rounds.request.request_id)
         unfinished = file.with_suffix(".new")
         try:
@@ -57,6 +63,12 @@ class SentHeads:
             unfinished.rename(file)
         except FileNotFoundError:  # rank 0 made no run, or has ended it
             self.sampler.is_open = False
+        except OSError:  # a full disk: it may have room for the next request's
+            self.num_failed += 1
+            if self.num_failed == 1:
+                logger.exception("driftscope could not hand on a request's heads (more are counted by rank 0 only)")
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
     def fail(self, failure: str) -> None:
         """This rank's recorder is off."""

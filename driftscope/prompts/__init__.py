@@ -4,7 +4,7 @@ A reader turns one line into `PromptInput`s and says what it left out or changed
 text out before anything else sees it. Knows nothing of templates, models or runs.
 """
 
-from driftscope.prompts.read import FORMATS, PromptFile, read_prompts
+from driftscope.prompts.read import FORMATS, PROMPT_SUFFIXES, PromptFile, read_prompts
 from driftscope.prompts.redact import redact_prompts, redact_text
 
-__all__ = ["FORMATS", "PromptFile", "read_prompts", "redact_prompts", "redact_text"]
+__all__ = ["FORMATS", "PROMPT_SUFFIXES", "PromptFile", "read_prompts", "redact_prompts", "redact_text"]

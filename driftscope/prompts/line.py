@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from probes.conditions import PromptInput
 from probes.errors import InputError
+from probes.nested_json import read_json
 
 MAX_LABEL_CHARACTERS = 120
 
@@ -22,8 +22,13 @@ class Line:
     item: Mapping[str, Any]
     kind: str = "line"  # "line" of JSON Lines or CSV, "item" of a JSON array, "row" of a Parquet file
 
-    def bad(self, what: str, *, remedy: str = "mend or remove it") -> InputError:
-        return bad_line(self.path, self.number, what, kind=self.kind, remedy=remedy)
+    def bad(self, what: str, *, remedy: str = "mend or remove it", quote: str = "") -> InputError:
+        """`quote`: what stands there, if that helps; see DriftscopeError."""
+        return bad_line(self.path, self.number, what, kind=self.kind, remedy=remedy, quote=quote)
+
+    def keys(self) -> str:
+        """The first keys of the item, each as a label: as a quote, for they may be anything."""
+        return ", ".join(repr(label(str(key))) for key in list(self.item)[:8])
 
     def id_of(self, *keys: str) -> str:
         """The first of these keys as a label, else the line's number."""
@@ -54,9 +59,10 @@ def left_out(reason: str) -> Reading:
 
 
 def bad_line(
-    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "mend or remove it"
+    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "mend or remove it", quote: str = ""
 ) -> InputError:
-    return InputError(f"{kind} {number} {what}", code="bad_prompt_line", where=f"{path}:{number}", remedy=remedy)
+    where = f"{path}:{number}"
+    return InputError(f"{kind} {number} {what}", code="bad_prompt_line", where=where, remedy=remedy, quote=quote)
 
 
 def label(text: str) -> str:
@@ -64,8 +70,9 @@ def label(text: str) -> str:
 
     Control characters and marks that turn the writing direction become U+FFFD; what is cut off is replaced by a hash.
     """
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in text.strip())
-    if len(shown) <= MAX_LABEL_CHARACTERS:
+    text = text.strip()
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in text[:MAX_LABEL_CHARACTERS])
+    if len(text) <= MAX_LABEL_CHARACTERS:
         return shown
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{shown[: MAX_LABEL_CHARACTERS - 9]}…{digest}"
@@ -76,6 +83,6 @@ def json_inside(value: object) -> object:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_json(value)
+    except ValueError:
         return value

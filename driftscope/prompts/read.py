@@ -10,13 +10,15 @@ from typing import Any
 
 from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
 from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, every_assistant_turn
-from driftscope.prompts.line import Line, Reading, bad_line
-from driftscope.prompts.rows import check_file, read_lines, read_text
+from driftscope.prompts.line import Line, Reading
+from driftscope.prompts.rows import DELIMITERS, check_file, read_lines, read_text
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
 TEXT = "text"
 TEXT_SUFFIXES = (".txt", ".md")
+PROMPT_SUFFIXES = (".jsonl", ".json", *DELIMITERS, ".parquet", *TEXT_SUFFIXES)
+"""How the names of prompt files end. One with another end is read too: as Parquet or JSON, by what it holds."""
 LANGUAGE_KEYS = ("language", "lang", "locale")
 
 
@@ -130,12 +132,9 @@ def _detected(first: Line) -> Format:
     for candidate in FORMATS.values():
         if candidate.matches(first.item):
             return candidate
-    keys = ", ".join(repr(key) for key in list(first.item)[:8])
-    raise bad_line(
-        first.path,
-        first.number,
-        f"has the keys {keys}, which no known format has",
-        kind=first.kind,
+    raise first.bad(
+        "has keys that no known format has",
+        quote=first.keys(),
         remedy=f"known: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files",
     )
 
@@ -144,7 +143,8 @@ def _check_ids(path: Path, prompts: list[PromptInput]) -> None:
     [(prompt_id, count)] = Counter(prompt.prompt_id for prompt in prompts).most_common(1)
     if count > 1:
         raise InputError(
-            f"the prompt id {prompt_id!r} occurs {count} times",
+            f"a prompt id occurs {count} times",
+            quote=repr(prompt_id),
             code="duplicate_prompt_id",
             where=str(path),
             remedy="give every prompt its own id",

@@ -14,35 +14,40 @@ from typing import Any
 
 from driftscope.prompts.line import Line, bad_line
 from probes.errors import InputError
+from probes.nested_json import read_json
+from probes.regular_file import check_regular, open_regular, read_regular
 
 MAX_FILE_BYTES = 1 << 30
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
-ROWS_AT_ONCE = 1_000
 
 
 def read_lines(path: Path) -> Iterator[Line]:
     """Every object of the file, whichever way it holds them (told by its first bytes and its name)."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         magic = file.read(4)
     if magic == PARQUET_MAGIC:
-        return _parquet_rows(path)
+        from driftscope.prompts.parquet_rows import parquet_rows  # here: no other kind of file needs pyarrow
+
+        return parquet_rows(path)
     if magic.startswith(GZIP_MAGIC):
         raise InputError("the file is compressed", code="compressed_file", where=str(path), remedy="unpack it first")
     text = read_text(path)
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return _csv_rows(path, text, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    delimiter = DELIMITERS.get(path.suffix.lower())
+    if delimiter is not None:
+        return _csv_rows(path, text, delimiter=delimiter)
     return _json_items(path, text)
 
 
 def check_file(path: Path, *, what: str, option: str) -> None:
     """Raises InputError where there is no such file, or where it is too large to be read whole."""
     try:
-        is_file = path.is_file()
-    except OSError:  # too long for a file's name
-        is_file = False
-    if not is_file:
-        raise InputError(f"there is no such {what}", code="file_not_found", where=str(path), remedy=f"check {option}")
+        check_regular(path)
+    except (OSError, ValueError) as error:  # too long for a file's name; a null byte
+        raise InputError(
+            f"there is no such {what}", code="file_not_found", where=str(path), remedy=f"check {option}"
+        ) from error
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(
             f"the file has more than {MAX_FILE_BYTES >> 20} MiB",
@@ -55,7 +60,7 @@ def check_file(path: Path, *, what: str, option: str) -> None:
 def read_text(path: Path) -> str:
     """A UTF-8 text file, line ends as they are."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, max_bytes=MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(
@@ -79,8 +84,8 @@ def _json_items(path: Path, text: str) -> Iterator[Line]:
     first = next((number for number, raw in enumerate(lines, start=1) if raw.strip()), 0)
     if start == "{" and _is_open_object(lines[first - 1]):
         try:
-            whole = json.loads(text)
-        except (ValueError, RecursionError):
+            whole = read_json(text)
+        except ValueError:
             whole = None  # JSON Lines after all, with a broken first line: named below
         if whole is not None:
             yield _line(path, first, whole, "item")
@@ -93,10 +98,10 @@ def _json_items(path: Path, text: str) -> Iterator[Line]:
 def _is_open_object(first_line: str) -> bool:
     """Whether the first line is no more than the beginning of an object that was written over several lines."""
     try:
-        json.loads(first_line)
+        read_json(first_line)
     except json.JSONDecodeError as error:
         return error.pos >= len(first_line.rstrip())  # it went well up to the end of the line
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return False
 
@@ -111,11 +116,11 @@ def _json_array(path: Path, text: str) -> Iterator[Line]:
 
 def _parsed(path: Path, number: int, raw: str, kind: str) -> Any:
     try:
-        return json.loads(raw)
+        return read_json(raw)
     except json.JSONDecodeError as error:
         at = number if kind == "line" else error.lineno
         raise bad_line(path, at, f"is no JSON: {error.msg} (column {error.colno})") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise bad_line(path, number, f"is no JSON that can be read: {error}", kind=kind) from error
 
 
@@ -143,24 +148,3 @@ def _csv_rows(path: Path, text: str, *, delimiter: str) -> Iterator[Line]:
                 yield Line(path=path, number=reader.line_num, item=item)
     except csv.Error as error:
         raise bad_line(path, reader.line_num, f"is no CSV: {error}") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[Line]:
-    import pyarrow as pa  # here: no other kind of file needs it, and `--help` stays quick
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                for item in batch.to_pylist(maps_as_pydicts="lossy"):
-                    number += 1
-                    yield Line(path=path, number=number, item=item, kind="row")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise bad_line(
-            path, number + 1, f"cannot be read: {_first_line(error)}", kind="row", remedy="write the file anew"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -15,6 +15,7 @@ from driftscope.figures import (
     Estimate,
     HeadMasses,
     Losses,
+    Pair,
     Point,
     RegionMasses,
     Share,
@@ -28,6 +29,7 @@ from driftscope.figures import (
     tokens_map,
 )
 from driftscope.report.contents import Condition, Contents
+from driftscope.report.estimates import tokens_of
 from driftscope.report.heads import head_means
 from driftscope.report.pairs import SeriesComparison
 from driftscope.stats.intervals import ratio_intervals
@@ -100,13 +102,14 @@ def difference_charts(contents: Contents, comparison: SeriesComparison) -> list[
         against = " and ".join(dict.fromkeys(p.baseline.series for p in pairs.values()))
         figure = difference_map(
             series,
-            [_cell(c, pairs[id(c)].estimate) for c in ordered],
+            [_cell(c, pairs[id(c)].estimate, pairs[id(c)].sides) for c in ordered],
             column_title="context tokens",
             largest=largest,
             what=f"the difference in tokens per round ({contents.basis}) to {against}",
         )
         caption = (
-            "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Intervals are each "
+            "Blue: more; orange: less; grey with ≈: not distinguishable, the interval holds 0. Below each interval the "
+            "baseline (from ...) and n: both sides are over the n prompts that both have. Intervals are each "
             "cell's own, not corrected for the number of cells."
         )
         charts.append(Chart(heading=f"{series} against {against}", figure=figure, caption=caption))
@@ -219,7 +222,8 @@ def _head_charts(conditions: Sequence[Condition], name: str) -> Iterator[Chart]:
             is_signed=metric.is_signed,
         )
         which = f", layer {layer}" if num_layers > 1 else ""
-        n = f"n = {c.num_prompts:,} prompts, {masses.num_rounds or 0:,} rounds; no interval by head."
+        tokens = tokens_of(c.summary, c.summary.depth_basis)
+        n = f"n = {tokens.num_prompts if tokens else 0:,} prompts, {masses.num_rounds or 0:,} rounds; no interval by head."
         heading = f"{c.series}, {c.place}: {metric.title.lower()} by head{which}"
         yield Chart(heading=heading, figure=figure, caption=f"{metric.definition} {n}")
 
@@ -309,6 +313,6 @@ def _grid(conditions: Sequence[Condition], series: str) -> list[Condition]:
     return sorted(own, key=lambda c: (rows.index(c.place_key[:2]), c.summary.context_tokens))
 
 
-def _cell(condition: Condition, estimate: Estimate) -> Cell:
+def _cell(condition: Condition, estimate: Estimate, pair: Pair | None = None) -> Cell:
     row, _, column = condition.place.rpartition(" · ")
-    return Cell(row=row, column=column, estimate=estimate)
+    return Cell(row=row, column=column, estimate=estimate, pair=pair)

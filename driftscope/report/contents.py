@@ -62,11 +62,6 @@ class Condition:
         s = self.summary
         return s.system_prompt, s.template, s.context_tokens
 
-    @property
-    def num_prompts(self) -> int:
-        """Degenerate ones left out, as in every estimate."""
-        return self.summary.num_prompts - self.summary.num_degenerate
-
     def estimate(self, basis: str) -> Estimate:
         """tokens_per_round over the walk or the dense rounds."""
         return tokens_estimate(self.summary, basis)

@@ -17,8 +17,10 @@ from tokenizers.decoders import DecodeStream
 
 from driftscope.report.text import single
 from driftscope.runs import RunInfo
+from probes.regular_file import read_regular
 
 MAX_TOKENIZER_BYTES = 128 << 20
+NETWORK_NAMES = ("//", "\\\\")  # asking another machine for a file tells it who asks
 KINDS = ("prompt", "first", "accepted", "corrected", "bonus", "past")
 """prompt; first: written by the prefill, before any round; accepted: an accepted draft; corrected: the target's token in
 place of a rejected draft; bonus: the target's token after all drafts were accepted; past: after the end of the text."""
@@ -49,16 +51,18 @@ class Vocabulary:
 
 def load_vocabulary(file: Path) -> Vocabulary:
     """From a tokenizer.json."""
-    if file.stat().st_size > MAX_TOKENIZER_BYTES:
-        return Vocabulary(None, f"{file} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB")
     try:
-        return Vocabulary(Tokenizer.from_file(str(file)))
+        return Vocabulary(Tokenizer.from_buffer(read_regular(file, max_bytes=MAX_TOKENIZER_BYTES)))
     except Exception as error:  # tokenizers raises nothing narrower
         return Vocabulary(None, f"{file} cannot be read: {error}")
 
 
 def vocabulary(info: RunInfo, load: Callable[[Path], Vocabulary] = load_vocabulary) -> Vocabulary:
-    """The tokenizer of the run's target: in its folder, or in the local cache of the Hub. Nothing is downloaded."""
+    """The tokenizer of the run's target: in its folder, or in the local cache of the Hub. Nothing is downloaded.
+
+    This one small file is read where a run names it, to show words: it is data, opened only where it is a regular file,
+    never through a network name, and nothing but tokens is taken from it (docs/security.md).
+    """
     for path in (info.target.path, info.target.name):
         file = _tokenizer_file(path) if path else None
         if file is not None:
@@ -71,6 +75,8 @@ def _tokenizer_file(path: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    if path.startswith(NETWORK_NAMES):
+        return None
     file = Path(path) / "tokenizer.json"
     if file.is_file():
         return file

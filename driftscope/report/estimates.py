@@ -12,22 +12,21 @@ def tokens_of(summary: ConditionSummary, basis: str) -> TokensPerRound | None:
 
 
 def tokens_estimate(summary: ConditionSummary, basis: str) -> Estimate:
-    """tokens_per_round; degenerate prompts are left out of n, as of the mean."""
+    """tokens_per_round; n is the prompts that it is over."""
     tokens = tokens_of(summary, basis)
-    num_prompts = summary.num_prompts - summary.num_degenerate
     if tokens is None:
-        return Estimate(value=None, num_prompts=num_prompts)
+        return Estimate(value=None, num_prompts=0)
     return Estimate(
         value=tokens.tokens_per_round,
         low=tokens.low,
         high=tokens.high,
-        num_prompts=num_prompts,
+        num_prompts=tokens.num_prompts,
         num_rounds=tokens.num_rounds,
     )
 
 
 def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:
-    """A depth array of the summary with its intervals; mass_REGION is looked up among the masses."""
+    """A depth array of the summary with its intervals, n at each depth; mass_REGION is looked up among the masses."""
     region = name.removeprefix("mass_")
     values = summary.mass.get(region, []) if name.startswith("mass_") else getattr(summary, name)
     intervals = summary.depth_intervals.get(name)
@@ -37,7 +36,7 @@ def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:
             value=value,
             low=intervals.low[k] if intervals else None,
             high=intervals.high[k] if intervals else None,
-            num_prompts=summary.num_prompts - summary.num_degenerate,
+            num_prompts=intervals.num_prompts[k] if intervals else tokens.num_prompts if tokens else 0,
             num_rounds=tokens.num_rounds if tokens else None,
         )
         for k, value in enumerate(values)

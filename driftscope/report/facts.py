@@ -21,7 +21,8 @@ def tokens_table(contents: Contents) -> Table:
             [
                 c.series,
                 c.place,
-                f"{c.num_prompts}" + (f" of {s.num_prompts}" if s.num_degenerate else ""),
+                f"{s.num_degenerate:,}" if s.num_degenerate else "",
+                f"{s.num_prompts_without_rounds:,}" if s.num_prompts_without_rounds else "",
                 *(
                     text
                     for tokens in (walk, dense)
@@ -30,27 +31,33 @@ def tokens_table(contents: Contents) -> Table:
                             number(tokens.tokens_per_round, 3),
                             interval(tokens.low, tokens.high),
                             number(tokens.tokens_per_round_prompt_mean, 3),
+                            _n(tokens.num_prompts, s.num_prompts),
                             f"{tokens.num_rounds:,}",
                         ]
                         if tokens
-                        else [""] * 4
+                        else [""] * 5
                     )
                 ),
                 number(s.out_of_draft_vocab_share, 3),
                 number(s.text_agreement, 3),
             ]
         )
-    columns = ["drafter", "condition", "prompts"]
+    columns = ["drafter", "condition", "looping", "without a round"]
     for basis in ("walk", "dense"):
-        columns += [basis, f"{basis} 95 %", f"{basis}, mean of prompts", f"{basis} rounds"]
+        columns += [basis, f"{basis} 95 %", f"{basis}, mean of prompts", f"{basis} n", f"{basis} rounds"]
     return _without_empty(
         Table(
-            caption="Tokens per round (incl. bonus); pooled over rounds, and as the mean of the prompts' own",
+            caption="Tokens per round (incl. bonus), walk and dense; pooled over rounds, and the mean of the prompts' own; "
+            "n: the prompts that a number is over, of all; the others loop or have no such round",
             columns=[*columns, "outside draft vocabulary", "text agreement"],
             rows=rows,
             num_labels=2,
         )
     )
+
+
+def _n(num_used: int, num_prompts: int) -> str:
+    return f"{num_used:,}" if num_used == num_prompts else f"{num_used:,} of {num_prompts:,}"
 
 
 def acceptance_table(contents: Contents) -> Table:
@@ -105,7 +112,7 @@ def _advice_table(one: ConditionAdvice) -> Table:
     prompts = "prompt" if one.num_prompts == 1 else "prompts"
     return Table(
         caption=f"{one.drafter}, over all conditions, {one.num_prompts} {prompts}",
-        columns=["K", "tokens per round", "95 % interval", "added by this depth", *columns],
+        columns=["K", "tokens per round, walk", "95 % interval", "added by this depth", *columns],
         rows=rows,
     )
 

@@ -12,6 +12,7 @@ from driftscope.stats.thresholds import (
     DEGENERATE_TAIL_TOKENS,
     INTERVAL_MIN_PROMPTS,
     VERDICT_MIN_TOKENS,
+    VOCABULARY_GAP_MIN_SHARE,
 )
 
 WORDS = {
@@ -29,11 +30,16 @@ WORDS = {
     "dense": "A round from every position of the response: many more rounds, hence smoother curves over depth.",
     "replay / live / vllm / import": "All chains over a finished text at once / the real draft-verify loop / inside "
     "vLLM's own engine / an engine's counts, without what happened inside the drafter.",
+    "n": "The prompts that a number is over: those that have such a round and do not loop. Of a difference: on both sides.",
     "fresh": "What depth 1 predicts at the same slot with the target's true features.",
     "forced": "A text that this target did not write; it has no walk.",
     "candidates": "The most probable tokens of the drafter and of the target at one depth, each with its probability.",
     "intervention": "One change to one thing, and acceptance measured again on the same prompts.",
     "gain": "Tokens per round with an intervention less those without, over dense starts, paired by prompt.",
+    "lost to": "The drafts after a round's first rejection, K less the accepted ones, all given to the cause of that "
+    "rejection, over the walk. An attribution, not what a repair gains: most drafts that deep are never accepted.",
+    "estimated gain of a full draft vocabulary": "Tokens per round if the tokens that the draft vocabulary lacks were as "
+    "easy to draft as the others, less those measured. The intervention full_draft_vocab measures that gain.",
 }
 REASONS = {
     "out_of_draft_vocab": "the token that the target emits is outside the draft vocabulary",
@@ -46,7 +52,8 @@ REASONS = {
     "disagreement": "none of the others: the target prefers another token",
 }
 VERDICTS = {
-    VerdictId.healthy: f"No fault that costs {VERDICT_MIN_TOKENS:g} tokens per round was found.",
+    VerdictId.healthy: f"No fault was found that costs {VERDICT_MIN_TOKENS:g} tokens per round. A draft vocabulary that "
+    f"lacks fewer than {VOCABULARY_GAP_MIN_SHARE:.0%} of the emitted tokens is no fault.",
     VerdictId.wiring_fault: "The drafter is not wired as it was trained: layers, norms, vocabulary, rope.",
     VerdictId.vocabulary_gap: "The target emits tokens that the draft vocabulary does not hold.",
     VerdictId.template_shift: "The prompt is rendered otherwise than the drafter knows it.",
@@ -58,19 +65,20 @@ VERDICTS = {
     VerdictId.degenerate_text: "Most responses loop: acceptance says little.",
     VerdictId.not_enough_data: "Too few prompts or rounds to say anything.",
 }
-LOSSES = {
+LOSSES = {  # by part of the waterfall; `waterfall.LOSS_NAMES` has their names
     "limit": "fewer than K drafts were allowed, and all of them were accepted",
-    "out of draft vocab": "the emitted token cannot be drafted",
+    "out_of_draft_vocab": "the token that ended the drafts cannot be drafted. A full draft vocabulary gains only a part of "
+    "this: see the estimated gain of a full draft vocabulary",
     "grammar": "the draft was excluded by a grammar",
-    "sampled out": "temperature > 0: the target's most probable token was drafted, another was sampled",
-    "hard token": "at depth 1, or true features would have been wrong too",
-    "chain decay": "true features would have been right: lost to drafting from own states",
-    "hard token or chain decay": "beyond depth 1, without a measurement of what true features would have said",
+    "sampled_out": "temperature > 0: the target's most probable token was drafted, another was sampled",
+    "hard_token": "at depth 1, or true features would have been wrong too",
+    "chain_decay": "true features would have been right: lost to drafting from own states",
+    "hard_token_or_chain_decay": "beyond depth 1, without a measurement of what true features would have said",
     "unattributed": "the engine gave no reason",
 }
 INTERVALS = (
-    f"95 %, by resampling prompts: the rounds of one prompt depend on each other. Fewer than {INTERVAL_MIN_PROMPTS} "
-    f"prompts: no interval. Fewer than {BOOTSTRAP_MIN_PROMPTS}: jackknife with Student's t. From there on: BCa bootstrap "
+    f"95 %, by resampling prompts: the rounds of one prompt depend on each other. n below {INTERVAL_MIN_PROMPTS}: no "
+    f"interval. Below {BOOTSTRAP_MIN_PROMPTS}: jackknife with Student's t. From there on: BCa bootstrap "
     f"with {BOOTSTRAP_RESAMPLES:,} seeded resamples. A difference is not distinguishable when its interval holds 0. "
     "Pooled means weigh every round alike."
 )

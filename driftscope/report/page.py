@@ -26,6 +26,7 @@ from driftscope.advise import advise
 from driftscope.figures import METRICS, REGION_MEANINGS, alt_text
 from driftscope.report import charts, facts, glossary, pairs, rounds, verdicts
 from driftscope.report.contents import Contents, read_contents
+from driftscope.report.estimates import tokens_of
 from driftscope.report.text import clean
 from driftscope.runs.files import write_bytes_atomically
 from probes.errors import InputError
@@ -140,6 +141,7 @@ def _sections(contents: Contents, *, with_text: bool) -> dict[str, Any]:
         "difference_charts": charts.difference_charts(contents, comparison) if comparison else [],
         "loss_charts": charts.loss_charts(contents),
         "losses_table": verdicts.losses_table(contents),
+        "losses_meanings": verdicts.losses_meanings(contents),
         "gain_charts": charts.gain_charts(contents),
         "gains_table": verdicts.gains_table(contents),
         "depth_sections": charts.depth_charts(contents),
@@ -172,10 +174,12 @@ def _card(contents: Contents, series: str) -> dict[str, Any]:
         return {"series": series, "at": None}
     at = next((c for c in own if c.place in contents.places[:1]), own[0])
     ranked = sorted(own, key=lambda c: c.estimate(contents.basis).value or 0.0)
+    tokens = tokens_of(at.summary, contents.basis)
     return {
         "series": series,
         "at": at,
         "estimate": at.estimate(contents.basis),
+        "why_no_interval": tokens.why_no_interval if tokens else None,
         "lowest": ranked[0],
         "highest": ranked[-1],
     }

@@ -17,6 +17,7 @@ from driftscope.compare.models import MetricDifference
 from driftscope.compare.pairing import PromptName
 from driftscope.compare.sides import Matching, match_runs, match_values, sides_of
 from driftscope.figures import Cell, Estimate
+from driftscope.figures import Pair as Sides
 from driftscope.figures.heat_map import difference_verdict
 from driftscope.report.contents import Condition, Contents
 from driftscope.report.tables import Table, interval, number
@@ -38,6 +39,12 @@ class Pair:
         return Estimate(value=d.difference, low=d.low, high=d.high, num_prompts=d.num_prompts)
 
     @property
+    def sides(self) -> Sides | None:
+        """Both over the same prompts; None without any."""
+        d = self.difference
+        return None if d.candidate is None or d.baseline is None else Sides(value=d.candidate, baseline=d.baseline)
+
+    @property
     def verdict(self) -> str:
         """higher, lower, not distinguishable, or why it cannot be said."""
         return self.difference.reason or difference_verdict(Cell(row="", column="", estimate=self.estimate))
@@ -47,6 +54,7 @@ class Pair:
 class SeriesComparison:
     """`sentences`: each series over all its pairs. `notes`: what a reader must know, and what was not compared."""
 
+    basis: str  # walk | dense: the rounds that every number is over
     pairs: Sequence[Pair]
     sentences: Sequence[str]
     notes: Sequence[str]
@@ -58,14 +66,16 @@ class SeriesComparison:
     def table(self) -> Table:
         """Every pair."""
         return Table(
-            caption="Difference in tokens per round, same prompts",
+            caption=f"Difference in {self.basis} tokens per round; all numbers of a row are over the same n prompts",
             columns=[
                 "drafter",
                 "condition",
                 "against",
+                "n",
+                f"{self.basis}, baseline",
+                f"{self.basis}, this one",
                 "difference",
                 "95 % interval",
-                "prompts",
                 "reading",
                 "after Holm",
             ],
@@ -74,9 +84,11 @@ class SeriesComparison:
                     p.condition.series,
                     p.condition.place,
                     p.baseline.series + (f", {p.baseline.place}" if p.baseline.place != p.condition.place else ""),
+                    str(p.difference.num_prompts),
+                    number(p.difference.baseline, 3),
+                    number(p.difference.candidate, 3),
                     number(p.difference.difference, 3, is_signed=True),
                     interval(p.difference.low, p.difference.high, 3, is_signed=True),
-                    str(p.difference.num_prompts),
                     p.verdict,
                     "holds" if p.difference.is_sure else "",
                 ]
@@ -114,7 +126,7 @@ def compare_series(contents: Contents) -> SeriesComparison | None:
     for cell, one in zip(cells, pairs, strict=True):
         by_series.setdefault((one.condition.series, one.baseline.series), []).append(cell)
     sentences = [_sentence(*names, own, metric) for names, own in by_series.items()]
-    return SeriesComparison(pairs, sentences, notes)
+    return SeriesComparison(contents.basis, pairs, sentences, notes)
 
 
 def _comparable(matching: Matching) -> tuple[list[PairedSides], list[str]]:
@@ -142,16 +154,20 @@ def _sentence(name: str, baseline: str, cells: Sequence[PairedSides], metric: Me
         num_conditions += bool(columns.size)
         for (prompt, _), column in zip(cell.kept, columns.T, strict=False):
             sums[prompt] = sums.get(prompt, np.zeros(4)) + column
-    d = paired_difference(*np.array(list(sums.values())).reshape(-1, 4).T)
+    rows = np.array(list(sums.values())).reshape(-1, 4).T
+    d = paired_difference(*rows)
     if d.estimate is None:
         return f"{name} and {baseline} have no prompt in common: they cannot be compared."
     plural = "s" if num_conditions > 1 else ""
     where = f"over {num_conditions} condition{plural} and the same {d.num_prompts} prompts"
-    amount = f"{d.estimate:+.2f} tokens per round"
+    total = rows[:, (rows[1] > 0) & (rows[3] > 0)].sum(axis=1)
+    unit = f"{metric.basis} tokens per round"
+    amount = f"{d.estimate:+.2f} {unit}"
+    both = f"{total[0] / total[1]:.2f} against {total[2] / total[3]:.2f}"
     if d.low is None or d.high is None:
-        return f"Against {baseline}, {where}, {name} differs by {amount}; too few prompts to say more."
-    ends = f"(95 % interval {d.low:+.2f} to {d.high:+.2f})"
+        return f"Against {baseline}, {where}, {name} differs by {amount} ({both}); too few prompts to say more."
+    ends = f"({both}, 95 % interval {d.low:+.2f} to {d.high:+.2f})"
     if d.low <= 0 <= d.high:
         return f"Against {baseline}, {where}, {name} is not distinguishable: {amount} {ends}."
     more = "more" if d.estimate > 0 else "fewer"
-    return f"Against {baseline}, {where}, {name} yields {abs(d.estimate):.2f} {more} tokens per round {ends}."
+    return f"Against {baseline}, {where}, {name} yields {abs(d.estimate):.2f} {more} {unit} {ends}."

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from driftscope.diagnosis.models import Verdict, VerdictId
+from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.report.contents import Condition, Contents
-from driftscope.report.glossary import VERDICTS
+from driftscope.report.glossary import LOSSES, VERDICTS
 from driftscope.report.tables import Table, interval, number
 
 MAX_PLACES = 6
@@ -149,17 +150,26 @@ def gains_table(contents: Contents) -> Table | None:
 
 def losses_table(contents: Contents) -> Table | None:
     """Lost tokens of an average round by cause; None where no condition has a walk."""
-    parts = list(
-        dict.fromkeys(p for c in contents.conditions if c.diagnosis for p, v in c.diagnosis.waterfall.items() if v)
-    )
+    parts = _lost_parts(contents)
     rows = [
         [c.series, c.place, *(number(c.diagnosis.waterfall.get(p, 0.0), 3) for p in parts)]
         for c in contents.conditions
         if c.diagnosis and c.diagnosis.waterfall
     ]
-    columns = ["drafter", "condition", *(p.replace("_", " ") for p in parts)]
-    caption = "Tokens lost in an average round of the walk, by first cause"
+    columns = ["drafter", "condition", *(LOSS_NAMES[p] for p in parts)]
+    caption = "Tokens of an average walk round that are lost, by first cause"
     return Table(caption=caption, columns=columns, rows=rows, num_labels=2) if rows else None
+
+
+def losses_meanings(contents: Contents) -> list[tuple[str, str]]:
+    """What each part of the losses means."""
+    return [(LOSS_NAMES[part], LOSSES[part]) for part in _lost_parts(contents)]
+
+
+def _lost_parts(contents: Contents) -> list[str]:
+    return list(
+        dict.fromkeys(p for c in contents.conditions if c.diagnosis for p, v in c.diagnosis.waterfall.items() if v)
+    )
 
 
 def _range(low: float | None, high: float | None) -> str:

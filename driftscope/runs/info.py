@@ -81,6 +81,7 @@ class DrafterInfo(Stored):
     origins: dict[str, dict[str, Any]] = Field(default_factory=dict)  # setting -> source, detail, is_certain
     findings: list[dict[str, Any]] = Field(default_factory=list)
     files_sha256: dict[str, str] = Field(default_factory=dict)
+    file_findings: list[dict[str, Any]] | None = None  # faults that `driftscope check` found; null: it was not run
 
     @classmethod
     def from_spec(

@@ -95,7 +95,8 @@ def _unreadable(path: Path, reason: str) -> RunEntry:
 def names_apart(paths: Sequence[Path]) -> list[str]:
     """A name for each run: its folder's without .drift, behind as many folders as tell it from the others; numbered
     where a path is given twice."""
-    parts = [Path(os.path.realpath(path).removesuffix(RUN_SUFFIX)).parts for path in paths]
+    real = [Path(os.path.realpath(path)) for path in paths]
+    parts = [(*path.parent.parts, path.name.removesuffix(RUN_SUFFIX) or RUN_SUFFIX) for path in real]
     names = []
     for index, own in enumerate(parts):
         others = [other for other in parts if other != own]

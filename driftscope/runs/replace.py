@@ -40,7 +40,7 @@ class Replacement:
                 remedy="Choose another name.",
             )
         self.run = run
-        self.path = _successor(run)
+        self.path = successor(run)
         self._lock = RunLock(run)
         try:
             _clear(self.path, run)
@@ -81,10 +81,10 @@ def finish_replacing(run: Path) -> None:
 
 
 def _finish(run: Path) -> None:
-    former, successor = _former(run), _successor(run)
+    former, new = _former(run), successor(run)
     if not run.exists():
-        is_done = successor.is_dir() and _replaces(successor, run) and read_info(successor).status is RunStatus.complete
-        (successor if is_done else former).rename(run)
+        is_done = new.is_dir() and _replaces(new, run) and read_info(new).status is RunStatus.complete
+        (new if is_done else former).rename(run)
     if former.exists():
         for entry in former.iterdir():
             if entry.name not in _OURS and SET_ASIDE not in entry.name and not (run / entry.name).exists():
@@ -99,7 +99,7 @@ def _clear(path: Path, run: Path) -> None:
     if not path.is_symlink() and (path / RUN_JSON).is_file():
         with RunLock(path):
             if _replaces(path, run):
-                shutil.rmtree(path)
+                _remove(path)
                 return
     raise RunError(
         "overwriting needs this name, and there is something of this name already",
@@ -109,11 +109,21 @@ def _clear(path: Path, run: Path) -> None:
     )
 
 
+def _remove(run: Path) -> None:
+    """Under a hidden name first: a kill in between leaves nothing that looks like a run and is half of one."""
+    hidden = run.with_name(f".{run.name}.removed")
+    if hidden.is_dir() and not hidden.is_symlink():
+        shutil.rmtree(hidden)  # of an earlier kill
+    run.rename(hidden)
+    shutil.rmtree(hidden)
+
+
 def _replaces(path: Path, run: Path) -> bool:
     return read_info(path).replaces == run.name
 
 
-def _successor(run: Path) -> Path:
+def successor(run: Path) -> Path:
+    """Where a run that will take the place of `run` is written."""
     return run.with_name(f"{run.name.removesuffix(RUN_SUFFIX)}.new{RUN_SUFFIX}")
 
 

@@ -16,11 +16,19 @@ class TokensPerRound(BaseModel):
     """Mean tokens of a round over one set of rounds (accepted drafts and the bonus token)."""
 
     num_rounds: int
+    num_prompts: int = Field(
+        0, description="n: the prompts that have one of these rounds. Others are in no number here."
+    )
+    num_prompts_without_rounds: int = Field(
+        0,
+        description="Prompts that would count but have none of these rounds; looping ones count in the _all objects only.",
+    )
     tokens_per_round: float | None  # pooled: every round weighs the same
     tokens_per_round_prompt_mean: float | None  # every prompt weighs the same
     low: float | None  # 95 % interval of the pooled mean, over prompts
     high: float | None
     interval_method: str | None  # jackknife_t | bca | percentile
+    why_no_interval: str | None = Field(None, description="In words; null where there is an interval.")
 
 
 class FusionShares(BaseModel):
@@ -37,6 +45,7 @@ class DepthIntervals(BaseModel):
     low: DepthArray
     high: DepthArray
     interval_method: list[str | None]
+    num_prompts: list[int] = Field([], description="n at each depth: fewer prompts reach the deeper ones.")
 
 
 class ConditionSummary(BaseModel):
@@ -51,8 +60,11 @@ class ConditionSummary(BaseModel):
     system_prompt: str  # "none" without one
     template: str  # "default", "raw" or the given name
     context_tokens: int  # 0 = no document
-    num_prompts: int
+    num_prompts: int  # all, also those that loop or have no round: n of a number is its own num_prompts
     num_degenerate: int
+    num_prompts_without_rounds: int = Field(
+        0, description="Of no kind: no round can start in a response of 0 or 1 tokens."
+    )
     dense: TokensPerRound | None  # over all starts of a replay that have K labels; null in other engines
     walk: TokensPerRound | None  # over the rounds an engine would make; null for text the target did not write
     dense_all: TokensPerRound | None  # the same with the degenerate prompts
@@ -76,6 +88,15 @@ class ConditionSummary(BaseModel):
     text_agreement: float | None  # share of text positions where the target's argmax is the text; forced text only
 
 
+class WithoutRounds(BaseModel):
+    """Prompts of a condition in which no prompt has a round: there is nothing to sum up."""
+
+    system_prompt: str
+    template: str
+    context_tokens: int
+    num_prompts: int
+
+
 class RunHead(BaseModel):
     """Which run."""
 
@@ -90,3 +111,4 @@ class Summary(BaseModel):
     schema_version: int = 1
     run: RunHead
     conditions: list[ConditionSummary]
+    without_rounds: list[WithoutRounds] = Field([], description="Conditions that are stored but hold no round.")

@@ -12,6 +12,7 @@ from driftscope.runs import Run
 from driftscope.runs.schema import MASS_COLUMNS
 from driftscope.stats.acceptance import ratios
 from driftscope.stats.intervals import NO_INTERVAL, Interval, growth_intervals, ratio_intervals
+from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.models import (
     ConditionSummary,
     DepthArray,
@@ -20,6 +21,7 @@ from driftscope.summary.models import (
     RunHead,
     Summary,
     TokensPerRound,
+    WithoutRounds,
 )
 from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
 from probes.record import REGIONS
@@ -44,28 +46,36 @@ def summarise(run: Run) -> Summary:
     rows_of: dict[tuple[str, str, str, int], list[int]] = {}
     for row, key in enumerate(sums.keys):
         rows_of.setdefault(key[:4], []).append(row)
-    num_too_short = _num_prompts_without_rounds(run)
+    num_without = _num_prompts_without_rounds(run)
     conditions = []
     for condition, rows in rows_of.items():
         drafter = run.info.drafter(condition[0])
         layer_ids = list(drafter.aux_layer_ids) if drafter is not None else []
-        conditions.append(_condition(sums, np.array(rows), layer_ids, num_too_short.get(condition[1:], 0)))
+        conditions.append(_condition(sums, np.array(rows), layer_ids, num_without.get(condition[1:], 0)))
+    measured = {condition[1:] for condition in rows_of}
     return Summary(
-        run=RunHead(path=str(run.path), status=run.status.value, engine=run.info.engine), conditions=conditions
+        run=RunHead(path=str(run.path), status=run.status.value, engine=run.info.engine),
+        conditions=conditions,
+        without_rounds=[
+            WithoutRounds(system_prompt=system, template=template, context_tokens=context, num_prompts=num)
+            for (system, template, context), num in num_without.items()
+            if (system, template, context) not in measured
+        ],
     )
 
 
 def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
-    """Prompts by system prompt, template and context whose response of 0 or 1 tokens has no start."""
+    """By system prompt, template and context. A response of 0 or 1 tokens has no start; of a run that did not end, the
+    last prompt may have no round yet."""
     table = run.query(
         "select system_prompt, template, context_tokens, count(*) as num_prompts from prompts "
-        "where num_response_tokens < 2 group by all"
+        "anti join rounds using (system_prompt, template, context_tokens, prompt_id) group by all order by all"
     )
     columns = [table[name].to_pylist() for name in table.column_names]
     return {(system, template, context): num for system, template, context, num in zip(*columns, strict=True)}
 
 
-def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_short: int) -> ConditionSummary:
+def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_absent: int) -> ConditionSummary:
     """`rows`: the batches of this condition, one for each prompt."""
     key = sums.keys[rows[0]]
     kept = rows[~sums.is_degenerate[rows]]
@@ -73,12 +83,18 @@ def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_
     # since dense and walk are never mixed.
     has_dense = bool(sums.is_replay[rows].all())
     has_walk = not has_dense or bool(sums.num_walk_rounds[rows].any())
-    dense_all = _tokens_per_round(sums.num_dense_tokens[rows], sums.num_dense_rounds[rows]) if has_dense else None
-    walk_all = _tokens_per_round(sums.num_walk_tokens[rows], sums.num_walk_rounds[rows]) if has_walk else None
-    dense, walk = dense_all, walk_all
-    if len(kept) < len(rows):
-        dense = _tokens_per_round(sums.num_dense_tokens[kept], sums.num_dense_rounds[kept]) if has_dense else None
-        walk = _tokens_per_round(sums.num_walk_tokens[kept], sums.num_walk_rounds[kept]) if has_walk else None
+    num_loops = len(rows) - len(kept)
+
+    def over_dense(these: np.ndarray, left_out: int) -> TokensPerRound:
+        return _tokens_per_round(sums.num_dense_tokens[these], sums.num_dense_rounds[these], num_absent, left_out)
+
+    def over_walk(these: np.ndarray, left_out: int) -> TokensPerRound:
+        return _tokens_per_round(sums.num_walk_tokens[these], sums.num_walk_rounds[these], num_absent, left_out)
+
+    dense_all = over_dense(rows, 0) if has_dense else None
+    walk_all = over_walk(rows, 0) if has_walk else None
+    dense = over_dense(kept, num_loops) if num_loops and has_dense else dense_all
+    walk = over_walk(kept, num_loops) if num_loops and has_walk else walk_all
 
     depth = int(sums.num_depths[rows].max())
     by_depth = kept if has_dense else kept[~sums.is_replay[kept]]
@@ -91,7 +107,9 @@ def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_
     norm = parts["hidden_in_norm"]
     growth = _growth(norm)
     intervals = _intervals({name: parts[name] for name in _WITH_INTERVAL})
-    intervals["hidden_in_norm_growth"] = _as_arrays(growth_intervals(norm.total.T, norm.count.T))
+    intervals["hidden_in_norm_growth"] = _as_arrays(
+        growth_intervals(norm.total.T, norm.count.T), ((norm.count != 0) & (norm.count[:, :1] != 0)).sum(axis=0)
+    )
 
     fusion = MeanParts(sums.fusion_share.total[by_depth], sums.fusion_share.count[by_depth])
     num_aux = int((fusion.count > 0).any(axis=0).sum())
@@ -101,15 +119,15 @@ def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_
     vocab = parts["out_of_draft_vocab"]
     [out_of_vocab] = ratios([vocab.total[:, :vocab_depths].sum()], [vocab.count[:, :vocab_depths].sum()])
 
-    num_prompts = len(rows) + num_too_short
-    num_degenerate = len(rows) - len(kept)
+    num_prompts = len(rows) + num_absent
     return ConditionSummary(
         drafter=key.drafter,
         system_prompt=key.system_prompt,
         template=key.template,
         context_tokens=key.context_tokens,
         num_prompts=num_prompts,
-        num_degenerate=num_degenerate,
+        num_degenerate=num_loops,
+        num_prompts_without_rounds=num_absent,
         dense=dense,
         walk=walk,
         dense_all=dense_all,
@@ -131,23 +149,39 @@ def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_too_
             layer_ids=layer_ids, share=_mean(fusion)[:num_aux] if num_aux else None, bias=_mean(bias)[0]
         ),
         out_of_draft_vocab_share=out_of_vocab,
-        degenerate_share=num_degenerate / num_prompts,
+        degenerate_share=num_loops / num_prompts,
         text_agreement=_text_agreement(sums.text_agreement[kept], sums.num_response_tokens[kept]),
     )
 
 
-def _tokens_per_round(num_tokens: np.ndarray, num_rounds: np.ndarray) -> TokensPerRound:
-    """`num_tokens`, `num_rounds` [prompt]."""
+def _tokens_per_round(
+    num_tokens: np.ndarray, num_rounds: np.ndarray, num_absent: int, num_loops: int
+) -> TokensPerRound:
+    """`num_tokens`, `num_rounds` [prompt]; `num_absent` more prompts have no round of any kind, `num_loops` are left
+    out."""
     [pooled] = ratios([num_tokens.sum()], [num_rounds.sum()])
     has_rounds = num_rounds > 0
     prompt_mean = float(np.mean(num_tokens[has_rounds] / num_rounds[has_rounds])) if has_rounds.any() else None
     [interval] = ratio_intervals(num_tokens[None, :], num_rounds[None, :])
+    num_prompts = int(has_rounds.sum())
+    num_without = num_absent + len(num_rounds) - num_prompts
     return TokensPerRound(
         num_rounds=int(num_rounds.sum()),
+        num_prompts=num_prompts,
+        num_prompts_without_rounds=num_without,
         tokens_per_round=pooled,
         tokens_per_round_prompt_mean=prompt_mean,
+        why_no_interval=_why_no_interval(num_prompts, num_without, num_loops) if interval.low is None else None,
         **interval._asdict(),
     )
+
+
+def _why_no_interval(num_prompts: int, num_without: int, num_loops: int) -> str:
+    left_out = [f"{num_without} without a round"] if num_without else []
+    left_out += [f"{num_loops} looping"] if num_loops else []
+    beside = f" (of {num_prompts + num_without + num_loops}: {', '.join(left_out)})" if left_out else ""
+    have = "1 prompt has" if num_prompts == 1 else f"{num_prompts} prompts have"
+    return f"{have} a round{beside}; an interval needs {INTERVAL_MIN_PROMPTS}"
 
 
 def _mean(parts: MeanParts) -> DepthArray:
@@ -167,12 +201,18 @@ def _intervals(parts: dict[str, MeanParts]) -> dict[str, DepthIntervals]:
     count = np.concatenate([mean.count.T for mean in parts.values()])
     intervals = ratio_intervals(total, count)
     depth = len(intervals) // len(parts)
-    return {name: _as_arrays(intervals[i * depth : (i + 1) * depth]) for i, name in enumerate(parts)}
+    return {
+        name: _as_arrays(intervals[i * depth : (i + 1) * depth], (mean.count != 0).sum(axis=0))
+        for i, (name, mean) in enumerate(parts.items())
+    }
 
 
-def _as_arrays(intervals: list[Interval]) -> DepthIntervals:
+def _as_arrays(intervals: list[Interval], num_prompts: np.ndarray) -> DepthIntervals:
+    """`num_prompts` [depth]: those that have data there."""
     low, high, method = zip(*(intervals or [NO_INTERVAL]), strict=True)
-    return DepthIntervals(low=list(low), high=list(high), interval_method=list(method))
+    return DepthIntervals(
+        low=list(low), high=list(high), interval_method=list(method), num_prompts=num_prompts.tolist()
+    )
 
 
 def _text_agreement(agreement: np.ndarray, num_tokens: np.ndarray) -> float | None:

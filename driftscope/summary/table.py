@@ -41,7 +41,14 @@ _DEPTH_METRICS = (
     "sink_deficit",
     "chain_gap",
 )
-_SCALARS = ("num_prompts", "num_degenerate", "num_rounds_without_labels", "degenerate_share", "text_agreement")
+_SCALARS = (
+    "num_prompts",
+    "num_degenerate",
+    "num_prompts_without_rounds",
+    "num_rounds_without_labels",
+    "degenerate_share",
+    "text_agreement",
+)
 
 
 def summary_table(summary: Summary) -> pa.Table:
@@ -70,6 +77,7 @@ def _rows(condition: ConditionSummary) -> list[dict[str, Any]]:
         rows.append({"metric": "tokens_per_round", "basis": basis, "value": tokens.tokens_per_round, **interval})
         for metric in ("tokens_per_round_prompt_mean", "num_rounds"):
             rows.append({"metric": metric, "basis": basis, "value": getattr(tokens, metric)})
+        rows.append({"metric": "num_prompts_with_rounds", "basis": basis, "value": tokens.num_prompts})
     arrays = {name: getattr(condition, name) for name in _DEPTH_METRICS}
     arrays |= {f"mass_{region}": mass for region, mass in condition.mass.items()}
     for metric, array in arrays.items():

@@ -15,7 +15,14 @@ from pathlib import Path
 from probes.checkpoint import hub
 from probes.checkpoint.hub import CONFIG, INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 from probes.checkpoint.pickle_file import read_pickle
-from probes.checkpoint.safetensors_file import LocalFile, TensorEntry, WeightFile, read_header, refuse_lfs_pointer
+from probes.checkpoint.safetensors_file import (
+    LocalFile,
+    TensorEntry,
+    WeightFile,
+    open_file,
+    read_header,
+    refuse_lfs_pointer,
+)
 from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
 
@@ -139,7 +146,7 @@ def file_hashes(path_or_id: str) -> dict[str, str]:
     hashes = {}
     for path in (folder / CONFIG, *([index] if index.exists() else []), *paths):
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -149,7 +156,7 @@ def file_hashes(path_or_id: str) -> dict[str, str]:
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     """A JSON file that holds one object. Raises CheckpointError when it is missing, too large, or anything else."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(max_bytes + 1)
     except FileNotFoundError as error:
         raise _not_found(str(path), "no such file") from error

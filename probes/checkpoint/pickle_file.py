@@ -14,7 +14,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from probes.checkpoint.safetensors_file import LFS_POINTER, TensorEntry, refuse_lfs_pointer
+from probes.checkpoint.safetensors_file import LFS_POINTER, TensorEntry, open_file, refuse_lfs_pointer
 from probes.errors import CheckpointError
 
 CONVERT = (
@@ -115,7 +115,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 def _check_container(path: Path) -> None:
     """Refuses a Git LFS pointer and a zip with compressed parts, which could unfold to any size; torch writes none."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         refuse_lfs_pointer(path, file.read(len(LFS_POINTER)))
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -8,17 +8,20 @@ before anything is read, so a broken file costs an error and no memory. Where th
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from probes.errors import CheckpointError
+from probes.errors import CheckpointError, InputError
+from probes.regular_file import open_regular
 
 MAX_HEADER_BYTES = 16 * 2**20  # a drafter's header is a few kB, a shard of the largest targets' under 2 MB
 MAX_DIMENSIONS = 8
@@ -69,6 +72,14 @@ class WeightFile(Bytes, Protocol):
     def size(self) -> int: ...
 
 
+def open_file(path: Path) -> BufferedReader:
+    """A checkpoint's file. Raises OSError also for a pipe, whose opening would block, a device or a folder."""
+    try:
+        return open_regular(path)
+    except InputError as error:
+        raise OSError(errno.EINVAL, error.message, str(path)) from error
+
+
 @dataclass(frozen=True)
 class LocalFile:
     path: Path
@@ -78,7 +89,7 @@ class LocalFile:
         return self.path.stat().st_size
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             file.seek(start)
             return file.read(num_bytes)
 

@@ -89,12 +89,12 @@ def schedule(recorder: Recorder, output: Any) -> None:
 def _new_request(new: Any) -> NewRequest:
     """From the scheduler's description; `eos_token_id` of the sampling parameters is None where it is ignored."""
     sampling = new.sampling_params
-    stops = () if sampling is None else (*(sampling.stop_token_ids or ()), sampling.eos_token_id)
     return NewRequest(
         request_id=new.req_id,
         prompt_token_ids=new.prompt_token_ids or (),
         extra_args=(sampling and sampling.extra_args) or {},
         temperature=sampling.temperature if sampling else 0.0,
         max_tokens=sampling.max_tokens if sampling else None,
-        stop_token_ids=frozenset(s for s in stops if s is not None),
+        stop_token_ids=(sampling and sampling.stop_token_ids) or (),
+        eos_token_id=sampling.eos_token_id if sampling else None,
     )

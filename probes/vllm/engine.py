@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from packaging.version import Version
 
 from probes.checkpoint.files import name_and_revision
 from probes.errors import InputError
@@ -27,6 +28,8 @@ from probes.vllm.hooks import vllm_version
 from probes.vllm.ranks import joined, overall
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.requests import RequestRounds
+
+METRICS_SINCE = Version("0.32")  # vLLM's own metrics of each request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +177,7 @@ def engine(
         "disable_log_stats": False,
         "trust_remote_code": trust_remote_code,
         **({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
-        **({"per_request_spec_decode_metrics": "detailed"} if drafter and version >= "0.32" else {}),
+        **({"per_request_spec_decode_metrics": "detailed"} if drafter and Version(version) >= METRICS_SINCE else {}),
         **given,
     }
     more = arguments.pop("speculative_config", None)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from probes.errors import InputError
+from probes.errors import InputError, bounded
 from probes.record import TEXT_REGIONS
 from probes.vllm.masses import NO_SLOT, Boundaries
 from probes.vllm.requests import ContradictionError, NewRequest, OpenRequest, RequestRounds, Sampled
@@ -28,6 +28,8 @@ from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
 from probes.vllm.transport import SERIAL_MASK, Clock, Transport
 
 logger = logging.getLogger("driftscope.recorder")
+
+MAX_FAILURE = 500  # characters
 
 
 def record_all(request: NewRequest) -> Sampled | None:
@@ -148,7 +150,7 @@ class Recorder:
         self.num_failures += 1
         if self.failure is not None:
             return
-        self.failure = f"{type(error).__name__}: {error}"
+        self.failure = bounded(f"{type(error).__name__}: {error}", MAX_FAILURE)  # a client's text may be in it
         if isinstance(error, NotImplementedError):
             logger.error("driftscope's recorder is off, requests are not affected: %s", error)
         else:
@@ -170,6 +172,7 @@ class Recorder:
             self._decided.add(request.request_id)
             sampled = self.config.decide(request)
             if sampled is not None:
+                request = replace(request, extra_args={})  # whatever a client sent along is not kept alive
                 self._recorded[request.request_id] = (request, sampled)
                 self.num_requests += 1
                 self.transport.follow()
@@ -328,12 +331,17 @@ class Recording:
     recorders: list[Recorder] = field(default_factory=list)
     is_installed: bool = True
 
-    def flush(self) -> None:
-        """Everything recorded so far is given to `write`: requests that have not ended too, as "open"."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Everything recorded so far is given to `write`: requests that have not ended too, as "open".
+
+        -> False where that took each recorder longer than `seconds`.
+        """
+        is_done = True
         for recorder in self.recorders:
             if recorder.is_ready:
                 recorder.end_all()
-                recorder.transport.flush()
+                is_done &= recorder.transport.flush(seconds)
+        return is_done
 
     def status(self) -> RecorderStatus:
         """Of the last model runner."""

@@ -6,12 +6,15 @@ of the same request completes it. Knows nothing of vLLM, devices or threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from probes.vllm.rows import RowLayout
+
+LABEL_KEY = "driftscope"
+"""In a request's `vllm_xargs`: its label."""
 
 
 class ContradictionError(ValueError):
@@ -22,19 +25,29 @@ class ContradictionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class NewRequest:
-    """A request as the engine's worker sees it: token ids and sampling parameters, never messages."""
+    """A request as the engine's worker sees it: token ids and sampling parameters, never messages.
+
+    Made on the engine's thread of what a client sent, in any size: holds it as it came, counts and copies nothing.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
-    extra_args: Mapping[str, object]  # `vllm_xargs` of the HTTP API; "driftscope" holds the label
+    extra_args: Mapping[str, object]  # `vllm_xargs` of the HTTP API; LABEL_KEY holds the label
     temperature: float
     max_tokens: int | None = None  # longest response
-    stop_token_ids: frozenset[int] = frozenset()  # the response ends with the first of these
+    stop_token_ids: Collection[int] = ()  # the response ends with the first of these, or with `eos_token_id`
+    eos_token_id: int | None = None  # None: it ends no response
 
     @property
     def label(self) -> str | None:
-        value = self.extra_args.get("driftscope")
-        return None if value is None else str(value)
+        """The client's name for it, uncut; None where it gave none, or something that is not text."""
+        value = self.extra_args.get(LABEL_KEY)
+        return value if isinstance(value, str) else None
+
+    @property
+    def has_unusable_label(self) -> bool:
+        """Whether it came with a label that is not text: a list, an object, a number, true or false."""
+        return not isinstance(self.extra_args.get(LABEL_KEY), str | None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +122,7 @@ class OpenRequest:
         if len(wrong):
             first = wrong[0]
             raise ContradictionError(
-                f"request {self.request.request_id}: the engine drafts from slot {start[first]}, "
+                f"request {self.request.request_id[:100]!r}: the engine drafts from slot {start[first]}, "
                 f"after {num_tokens[first]} tokens it should be {num_tokens[first] - 2}"
             )
         by = _completing(opened, given > 0)

@@ -147,12 +147,12 @@ class Transport:
         """Something that needs no rows, in order with those that do."""
         self._put(_Entry(item))
 
-    def flush(self) -> None:
-        """Waits until everything sent so far was handled."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Waits until everything sent so far was handled, at most so long -> whether it was."""
         done = threading.Event()
         self.post(done)
         self._hurry.set()
-        done.wait()
+        return done.wait(seconds)
 
     def stop(self) -> None:
         self._put(None)

@@ -38,6 +38,14 @@ def summary(runs: Path) -> Summary:
     return summarise(read_run(runs / "demo.drift"))
 
 
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the app keeps which processes it started: not the tester's own."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def open_app(runs: Path, monkeypatch: pytest.MonkeyPatch) -> OpenApp:
     """open_app(page, folder=runs, **query parameters) -> the page as it stands after its first run."""

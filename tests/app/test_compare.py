@@ -12,6 +12,8 @@ import pytest
 from driftscope.runs import read_run
 from driftscope.summary import Summary
 from tests.app.conftest import OpenApp, chart, charts, checked, condition, texts
+from tests.app.varied_run import varied_info, varied_records
+from tests.synthetic_run import write_run
 
 
 def cells(spec: dict[str, Any]) -> dict[tuple[str, str, int], tuple[float, float, float]]:
@@ -101,8 +103,45 @@ def test_a_difference_is_paired_over_the_common_prompts(
     )
     run = runs / "demo.drift"
     value, low, high = found[cell]
-    assert value == pytest.approx(pooled_difference(walk_tokens(run, *cell), walk_tokens(run, *other)))
+    first, second = walk_tokens(run, *cell), walk_tokens(run, *other)
+    assert value == pytest.approx(pooled_difference(first, second))
     assert low < value < high
+
+
+def test_a_difference_says_from_which_baseline_and_over_how_many_prompts(
+    open_app: OpenApp, runs: Path, tmp_path: Path
+) -> None:
+    """One prompt of `policy` is missing, so that the baseline's own mean is not what the difference was taken from."""
+    records = [
+        record
+        for record in varied_records(drafters=("eagle3",), system_prompts=("default", "policy"), contexts=(0,))
+        if record.system_prompt == "default" or record.prompt_id != "p5"
+    ]
+    run = write_run(tmp_path / "demo.drift", records, varied_info())
+    first, second = (walk_tokens(run, "eagle3", name, 0) for name in ("policy", "default"))
+    common = first.keys() & second.keys()
+    assert len(common) == len(second) - 1
+    baseline = sum(second[p][0] for p in common) / sum(second[p][1] for p in common)
+    own = sum(s[0] for s in second.values()) / sum(s[1] for s in second.values())
+    assert f"{own:.2f}" != f"{baseline:.2f}"
+    at = open_app("compare", folder=tmp_path, by="system_prompt", baseline="default")
+    [(alt, spec)] = charts(at).items()
+    [trace] = spec["data"]
+    texts_of = {json.loads(data[0])[2]: text for data, text in zip(trace["customdata"], trace["text"], strict=True)}
+    hovers = {json.loads(data[0])[2]: text for data, text in zip(trace["customdata"], trace["hovertext"], strict=True)}
+    assert f"from {baseline:.2f}, n = {len(common)}" in texts_of["policy"]
+    assert f"⚑ {own:.2f}" in texts_of["default"]
+    assert f"n = {len(second)}" in texts_of["default"]
+    assert (
+        f"{baseline + pooled_difference(first, second):.2f} - {baseline:.2f}, over the same prompts" in hovers["policy"]
+    )
+    assert f"{own:.2f} over all of its prompts" in hovers["default"]
+    assert f"from {baseline:.2f} over {len(common)} common prompts" in alt
+    row = at.dataframe[0].value.set_index("system prompt").loc["policy"]
+    assert (row["from baseline"], row["common prompts"]) == (pytest.approx(baseline), len(common))
+    assert row["tokens per round (walk)"] == pytest.approx(
+        sum(s[0] for s in first.values()) / sum(s[1] for s in first.values())
+    )
 
 
 def _words(by: str) -> str:

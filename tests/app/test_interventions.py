@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_they_are_started_watched_cancelled_and_started_again(
     checked(at.run())
     process = probe_process.interventions_of(planned, planned / "mine.drift")
     assert process is not None
-    assert shlex.split(process.command) == ["driftscope", "diagnose", str(planned / "mine.drift")]
+    assert shlex.split(process.command) == ["driftscope", "diagnose", str(planned / "mine.drift"), "--interventions"]
     try:
         again = open_app("overview", folder=planned)  # a page that is opened later sees it running
         assert "**Interventions on mine** · running" in said(again)
@@ -73,6 +74,28 @@ def test_they_are_started_watched_cancelled_and_started_again(
     assert "**Interventions on mine** · cancelled" in said(ended)
     assert "the next start goes on from there" in said(ended)
     assert button(ended, "Run the interventions")
+
+
+@pytest.mark.parametrize("target", ["demo", "/models/mine", "org/target"])
+def test_what_they_load_is_shown_before_the_button(open_app: OpenApp, planned: Path, target: str) -> None:
+    file = planned / "mine.drift" / "run.json"
+    stored = json.loads(file.read_text())
+    stored["plan"] |= {"target": target, "prompts": "/data/chats.jsonl", "trust_remote_code": True}
+    file.write_text(json.dumps(stored))
+    at = open_app("overview", folder=planned)
+    [shown] = [table.value for table in at.dataframe if list(table.value) == ["what", "where", "from"]]
+    origin = {"demo": "ships with driftscope", "/models/mine": "this machine"}.get(
+        target, "the Hub, unless it is here already"
+    )
+    assert shown.to_dict("records") == [
+        {"what": "target", "where": target, "from": origin},
+        {"what": "drafter eagle3", "where": "demo:eagle3", "from": "ships with driftscope"},
+        {"what": "drafter eagle3.1", "where": "demo:eagle3.1", "from": "ships with driftscope"},
+        {"what": "prompts", "where": "/data/chats.jsonl", "from": "this machine"},
+    ]
+    assert "Start them only if you know these models and files." in said(at)
+    assert button(at, "Run the interventions")
+    assert not (planned / ".probes").exists()  # nothing was started
 
 
 def test_why_they_were_not_run_is_said(open_app: OpenApp, planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:

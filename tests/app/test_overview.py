@@ -138,6 +138,7 @@ def test_provenance_names_the_drafters_and_their_layers(open_app: OpenApp) -> No
 
 def test_verdicts_are_those_of_diagnose(open_app: OpenApp, runs: Path) -> None:
     from driftscope.diagnosis.diagnose import diagnose
+    from driftscope.diagnosis.waterfall import LOSS_NAMES
 
     diagnosis = diagnose(read_run(runs / "demo.drift"))
     at = open_app("overview", evidence="policy · 512")
@@ -150,8 +151,8 @@ def test_verdicts_are_those_of_diagnose(open_app: OpenApp, runs: Path) -> None:
         c for c in diagnosis.conditions if (c.drafter, c.system_prompt, c.context_tokens) == ("eagle3.1", "policy", 512)
     )
     bars = {trace["name"]: trace for trace in chart(at, "Bars of where the tokens of a round are lost")["data"]}
-    row = bars["tokens per round"]["y"].index("eagle3.1")
+    row = bars["tokens per round, walk"]["y"].index("eagle3.1")
     for part, value in found.waterfall.items():
         if value:
-            assert bars[part.replace("_", " ")]["x"][row] == pytest.approx(value)
+            assert bars[LOSS_NAMES[part]]["x"][row] == pytest.approx(value)
     assert sum(trace["x"][row] for trace in bars.values()) == pytest.approx(DEPTH + 1)

@@ -12,10 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from driftscope.builtin import sample_prompts
 from driftscope.cli import main
+from driftscope.prompts import PROMPT_SUFFIXES, read_prompts
 from tests.app.conftest import OpenApp, checked, texts
 
 
@@ -100,6 +103,29 @@ def test_every_turn_of_uploaded_conversations_can_be_replayed(open_app: OpenApp,
     at.checkbox(key="probe_all_turns").check()
     checked(at.run())
     assert ("--turns", "all") in pairwise(command(at))
+
+
+def test_the_upload_takes_what_a_prompt_file_may_be(open_app: OpenApp, tmp_path: Path) -> None:
+    at = open_app("probe", folder=tmp_path)
+    at.segmented_control(key="probe_turns").set_value("Upload a file")
+    checked(at.run())
+    uploader = at.file_uploader(key="probe_uploaded_turns")
+    assert (
+        set(uploader.proto.type)
+        == set(PROMPT_SUFFIXES)
+        >= {".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md"}
+    )
+    table = pa.BufferOutputStream()
+    pq.write_table(pa.table({"prompt": ["Why is the sky blue?"]}), table)
+    uploader.set_value(("chats.parquet", table.getvalue().to_pybytes(), "application/octet-stream"))
+    at.text_input(key="probe_target").set_value(str(tmp_path / "no-such-target"))
+    checked(at.run())
+    next(b for b in at.button if b.label == "Start the probe").click()
+    checked(at.run())
+    file = tmp_path / ".probes" / "probe-1" / "uploaded.parquet"
+    assert file.read_bytes() == table.getvalue().to_pybytes()
+    assert len(read_prompts(file).prompts) == 1
+    wait_until_ended(tmp_path, "probe-1")
 
 
 def test_a_ready_made_system_prompt_can_be_edited(open_app: OpenApp, tmp_path: Path) -> None:

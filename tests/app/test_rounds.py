@@ -77,6 +77,28 @@ def test_the_panel_shows_the_chosen_round_of_the_run(open_app: OpenApp, runs: Pa
     assert drawn["drafter"]["y"] == pytest.approx([r["draft_prob"] for r in depths])
 
 
+def test_a_drafter_of_two_layers_is_shown_as_show_sums_it_up(open_app: OpenApp, tmp_path: Path) -> None:
+    prompt = make_prompt("p0", num_response_tokens=40, num_continuation_tokens=DEPTH)
+    batch = make_batch(prompt, depth=DEPTH, num_layers=2, num_heads=4)
+    run = read_run(write_run(tmp_path / "demo.drift", [prompt, batch], varied_info()))
+    first_round = walk(run, "eagle3", "p0")[0]
+    stored = [r for r in run.depths().to_pylist() if r["round_id"] == first_round["round_id"]]
+    layers = [[r for r in stored if r["layer"] == layer] for layer in (0, 1)]
+    at = open_app("rounds", folder=tmp_path, at=AT, prompt="p0", round="1")
+    table = at.dataframe[0].value
+    assert table["depth"].tolist() == list(range(1, DEPTH + 1))
+    assert table["norm in"].tolist() == pytest.approx([r["hidden_in_norm"] for r in layers[0]])
+    assert table["norm out"].tolist() == pytest.approx([r["hidden_out_norm"] for r in layers[1]])
+    assert table["norm out"].tolist() != pytest.approx([r["hidden_out_norm"] for r in layers[0]])
+    norms = lines(next(spec for alt, spec in charts(at).items() if "norm of the hidden state" in alt))
+    assert norms["leaving"]["y"] == pytest.approx([r["hidden_out_norm"] for r in layers[1]])
+    bars = next(spec for alt, spec in charts(at).items() if alt.startswith("Stacked bars"))["data"]
+    sink = next(trace for trace in bars if trace["name"] == "sink")
+    assert sink["y"] == pytest.approx(
+        [np.mean(a["mass_sink"] + b["mass_sink"]) for a, b in zip(layers[0], layers[1], strict=True)]
+    )
+
+
 def test_candidates_of_both_stand_beside_each_other(open_app: OpenApp, runs: Path) -> None:
     run = read_run(runs / "demo.drift")
     rounds = walk(run, "eagle3", "p3")

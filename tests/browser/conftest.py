@@ -6,15 +6,15 @@ Screenshots go to build/screenshots. Needs Chromium (`make test-browser` install
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
@@ -54,25 +54,48 @@ def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return folder
 
 
-@pytest.fixture(scope="session")
-def app_url(runs: Path) -> Iterator[str]:
-    """`driftscope app` on that folder."""
+DRIFTSCOPE = (sys.executable, "-c", "import sys; from driftscope.cli import main; sys.exit(main())")
+_ADDRESS = re.compile(rb"(http://127\.0\.0\.1:\d+/)\?token=([\w-]{20,})")
+
+
+class Started(NamedTuple):
+    """A running app, as its start printed it."""
+
+    url: str  # without a slash at its end
+    token: str
+
+    @property
+    def address(self) -> str:
+        """What a user opens."""
+        return f"{self.url}/?token={self.token}"
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = "import sys; from driftscope.cli import main; sys.exit(main())"
-    arguments = ["app", str(runs), "--no-browser", "--port", str(port)]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=runs)
-    url = f"http://127.0.0.1:{port}"
+        port: int = free.getsockname()[1]
+        return port
+
+
+def printed_address(process: subprocess.Popen[bytes], read: Callable[[], bytes]) -> Started:
+    """Waits until the app has printed its address; `read` gives what it has printed so far."""
+    deadline = time.monotonic() + 180  # bounds a hang
+    while (found := _ADDRESS.search(read())) is None:
+        assert process.poll() is None, f"the app has ended with {process.returncode}: {read().decode()}"
+        assert time.monotonic() < deadline, read().decode()
+        time.sleep(0.1)
+    return Started(found[1].decode().rstrip("/"), found[2].decode())
+
+
+@pytest.fixture(scope="session")
+def app(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """`driftscope app` on that folder."""
+    printed = tmp_path_factory.mktemp("app") / "printed"
+    with printed.open("wb") as output:
+        command = [*DRIFTSCOPE, "app", str(runs), "--no-browser", "--port", str(free_port())]
+        process = subprocess.Popen(command, cwd=runs, stdout=output)
     try:
-        for _ in range(600):
-            assert process.poll() is None, "the app has ended"
-            try:
-                urllib.request.urlopen(f"{url}/_stcore/health", timeout=5)
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url
+        yield printed_address(process, printed.read_bytes)
     finally:
         process.terminate()
         process.wait(30)
@@ -191,10 +214,13 @@ MODES = {
 
 
 @pytest.fixture
-def visit(browser: Browser, app_url: str, request: pytest.FixtureRequest) -> Iterator[Visitor]:
+def visit(browser: Browser, app: Started, request: pytest.FixtureRequest) -> Iterator[Visitor]:
     """A fresh window; parametrize indirectly with a key of MODES for another than light."""
     mode = getattr(request, "param", "light")
     context = browser.new_context(**MODES[mode])
-    visitor = Visitor(context.new_page(), app_url)
+    visitor = Visitor(context.new_page(), app.url)
+    visitor.page.goto(app.address)
+    visitor.page.wait_for_url(lambda url: "token" not in url)
+    visitor.settle()
     yield visitor
     context.close()

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from driftscope.cli import main
-from driftscope.runs import RunStatus, read_run
+from driftscope.runs import RunStatus, RunWriter, read_run
 from probes.drafter.model import Drafter
+from probes.record import Record
 from tests.tiny_models import matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
@@ -50,6 +51,8 @@ def options(pair: Path, run: Path, **changes: str) -> list[str]:
         "--depth": "3",
         "--out": str(run),
     } | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    if values["--context-tokens"] == "0":
+        del values["--documents"]
     return ["probe", *(part for item in values.items() for part in item)]
 
 
@@ -296,6 +299,27 @@ def test_an_existing_run_is_not_overwritten_unasked(
     assert "num_prompts" in capsys.readouterr().err
 
 
+def test_an_overwriting_that_is_interrupted_says_what_is_where(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "d.drift"
+    arguments = options(pair, out, num_prompts="1", context_tokens="0")
+    run_ok(arguments, capsys)
+    before = read_run(out).rounds()
+
+    def interrupted(writer: RunWriter, record: Record) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunWriter, "write_batch", interrupted)
+    assert main([*arguments, "--overwrite"]) == 130
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"{out} is kept as it was. What was measured so far: {tmp_path / 'd.new.drift'}" in said
+    assert read_run(out).rounds().equals(before)
+    monkeypatch.undo()
+    run_ok([*arguments, "--overwrite"], capsys)
+    assert [entry.name for entry in tmp_path.glob("*.drift")] == ["d.drift"]
+
+
 def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with(
     pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -321,3 +345,20 @@ def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with
         main([*options(pair, tmp_path / "no.drift", engine="live", **asked), "--drafter", f"b={pair / 'drafter'}"]) == 2
     )
     assert "one drafter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("private", [["--no-text"], ["--redact"], ["--no-text", "--json"]])
+def test_a_template_that_raises_with_the_message_does_not_print_it(
+    private: list[str], pair: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ raise_exception('cannot take: ' + messages[-1].content) }}")
+    arguments = [*options(pair, tmp_path / "x.drift", template=f"odd={template}"), *private]
+    assert main(arguments) == 2
+    said = "".join(capfd.readouterr())
+    assert "cannot take" not in said
+    assert not any(turn in said for turn in TURNS)
+    assert "the chat template fails (what it says is left out: it may quote a prompt)" in said
+    assert "odd / context" in said  # the condition names the template
+    assert main(options(pair, tmp_path / "y.drift", template=f"odd={template}")) == 2
+    assert "cannot take: " in capfd.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from driftscope import plan as plan_module
 from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
@@ -79,7 +80,7 @@ def test_missing_interventions_are_run_and_stored_and_name_the_cause(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = copied(run, tmp_path)
-    code, output = diagnosed([str(path)], capsys)
+    code, output = diagnosed([str(path), "--interventions"], capsys)
     assert code == 1
     by_drafter = {c["drafter"]: c for c in output["conditions"]}
     swapped = by_drafter["swapped"]
@@ -103,7 +104,7 @@ def test_missing_interventions_are_run_and_stored_and_name_the_cause(
     stored = read_run(path)
     assert set(stored.info.interventions) == {i.id for i in ALL if i.id not in ("reference_target", "replayed_rounds")}
     rows = stored.interventions().num_rows
-    again, same = diagnosed([str(path)], capsys)  # nothing is run a second time
+    again, same = diagnosed([str(path), "--interventions"], capsys)  # nothing is run a second time
     assert (again, same) == (code, output)
     assert read_run(path).interventions().num_rows == rows
     assert main(["runs", "verify", str(path)]) == 0
@@ -127,7 +128,7 @@ def test_faults_of_a_checkpoint_are_named(pair: Path, tmp_path: Path, capsys: py
     out = tmp_path / "faults.drift"
     options = ["--target", str(pair / "target"), "--prompts", str(pair / "prompts.jsonl"), "--out", str(out)]
     assert main(["probe", *options, *drafters, "--max-new-tokens", "24", "--depth", "3"]) == 0
-    code, output = diagnosed([str(out)], capsys)
+    code, output = diagnosed([str(out), "--interventions"], capsys)
     assert code == 1
     first = {c["drafter"]: c["verdicts"][0] for c in output["conditions"]}
     assert {name: verdict["id"] for name, verdict in first.items()} == dict.fromkeys(faults, "wiring_fault")
@@ -167,6 +168,8 @@ def test_probe_runs_interventions_when_asked_also_without_text(
     code, output = diagnosed([str(out)], capsys)
     assert code == 1
     assert [v["id"] for v in output["conditions"][0]["verdicts"]] == ["not_enough_data"]
+    code, output = diagnosed([str(out), "--interventions"], capsys)
+    assert (code, output["error"]["code"]) == (2, "no_interventions")
 
 
 def test_target_and_drafter_with_a_reference_target(
@@ -214,3 +217,24 @@ def test_a_target_that_is_gone_is_said_and_the_rest_is_judged(
     assert "interventions were not run" in captured.err
     assert "gone" in captured.err
     assert "needs_interventions" in captured.out
+    assert "Gains in dense" not in captured.out  # none was listed
+    code, output = diagnosed([str(path), "--interventions"], capsys)  # asked for: not left out
+    assert (code, output["error"]["code"]) == (2, "checkpoint_not_found")
+
+
+def test_files_are_read_once_a_command(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interventions rewrite the texts that were measured, also where a prompt file changes while the probe runs."""
+    reads: list[Path] = []
+    read_prompts = plan_module.read_prompts
+
+    def counted(path: Path, **options: Any) -> Any:
+        reads.append(path)
+        return read_prompts(path, **options)
+
+    monkeypatch.setattr(plan_module, "read_prompts", counted)
+    out = tmp_path / "once.drift"
+    options = ["--target", str(pair / "target"), "--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "1"]
+    asked = ["--drafter", f"d={pair / 'sound'}", "--max-new-tokens", "8", "--depth", "2", "--interventions", "fresh"]
+    assert main(["probe", *options, *asked, "--out", str(out)]) == 0
+    assert reads == [pair / "prompts.jsonl"]
+    assert read_run(out).info.interventions == ["fresh"]

@@ -479,7 +479,7 @@ def test_content_as_a_list_of_parts(byte_tokenizer: Any) -> None:
     rendered = render(byte_tokenizer, [{"role": "user", "content": content}], template=chat_templates.QWEN3)
     assert text_of(byte_tokenizer, rendered, "user") == "a\nb"
     assert rendered.notes == ("messages[0] (user) has 2 text parts, joined by line breaks",)
-    with pytest.raises(InputError, match="'image_url' is not text"):
+    with pytest.raises(InputError, match="another type is not text: 'image_url'"):
         render(byte_tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}], template=chat_templates.QWEN3)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from probes.errors import InputError
+from probes.vllm import engine as engine_module
 from probes.vllm.engine import _started
 
 
@@ -81,3 +82,26 @@ def test_what_ended_a_process_of_vllms_is_in_the_error(
         "(EngineCore) ERROR [core.py:1] ValueError: too little memory",
         "after",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "has_metrics"), [("0.26.0", False), ("0.32.0", True), ("0.100.0", True), ("0.4.0", False)]
+)
+def test_metrics_of_each_request_are_asked_for_by_version_not_by_letters(
+    version: str, has_metrics: bool, vllm: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def started(arguments: dict[str, Any], *_: Any, **__: Any) -> Any:
+        asked.update(arguments)
+        yield None
+
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(engine_module, "vllm_version", lambda: version)
+    monkeypatch.setattr(engine_module, "_started", started)
+    monkeypatch.setattr(engine_module.os, "environ", dict(os.environ))
+    with engine_module.engine("org/target", "org/drafter", depth=2, dtype="float32", level=None):
+        pass
+    assert ("per_request_spec_decode_metrics" in asked) == has_metrics

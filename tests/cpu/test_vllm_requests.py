@@ -248,6 +248,6 @@ def test_a_request_whose_record_contradicts_itself_loses_no_other() -> None:
     recorder.transport.flush()
     assert recorder.failure is None
     assert (recorder.num_requests, recorder.num_written, recorder.num_lost) == (3, 1, 2)
-    assert recorder.contradiction == "request a: the engine drafts from slot 4, after 8 tokens it should be 6"
+    assert recorder.contradiction == "request 'a': the engine drafts from slot 4, after 8 tokens it should be 6"
     assert [rounds.request.request_id for rounds in written] == ["b"]
     recorder.transport.stop()

@@ -77,6 +77,15 @@ def test_a_flush_ends_the_pause_and_keeps_the_order(transport: Transport, handle
     assert handled.items[-1] == "later"
 
 
+def test_a_flush_with_a_limit_does_not_wait_for_a_thread_that_is_stuck(transport: Transport, handled: Handled) -> None:
+    is_free = threading.Event()
+    transport.handle = lambda *_: is_free.wait()
+    transport.post("stuck")
+    assert not transport.flush(0.05)
+    is_free.set()
+    assert transport.flush(600)
+
+
 def test_steps_are_taken_before_the_ring_is_full(transport: Transport, handled: Handled) -> None:
     count = transport.num_steps // 2 + 1  # the last hurries the thread; one more might wait for the pause's end
     for number in range(count):

@@ -18,15 +18,21 @@ from typing import Any
 
 import pytest
 
+from tests.fuzz.reader import MEASURING
+
 ANSWER_SECONDS = 60  # a hang, even on a busy machine: inputs are a few kB and take milliseconds
 MAX_GROWTH_MIB = 256
+MAX_MEASURING_GROWTH_MIB = 2_048
 COUNT = pytest.StashKey[dict[str, int]]()
 
 
 class Reader:
-    """The reading process; started again after a hang."""
+    """The reading process; started again after a hang. `arguments`: those of tests.fuzz.reader."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *arguments: str, max_growth_mib: float = MAX_GROWTH_MIB, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
+        self.arguments, self.max_growth_mib, self.answer_seconds = arguments, max_growth_mib, answer_seconds
         self.process: subprocess.Popen[str] | None = None
         self.rss_at_start_mib = 0.0
         self.count: dict[str, int] = {}
@@ -36,7 +42,7 @@ class Reader:
         answer = self.ask({"kind": kind, "path": str(path), **more})
         assert answer["outcome"] != "crashed", answer["text"]
         growth = answer["rss_mib"] - self.rss_at_start_mib
-        if growth > MAX_GROWTH_MIB:
+        if growth > self.max_growth_mib:
             self.stop()  # its peak would be held against the next input
             raise AssertionError(f"reading took {growth:.0f} MiB")
         self.count[answer["outcome"]] = self.count.get(answer["outcome"], 0) + 1
@@ -51,12 +57,12 @@ class Reader:
         line = self._line(process)
         if not line:
             self.stop()
-            return {"outcome": "crashed", "text": f"no answer within {ANSWER_SECONDS} s, or dead", "rss_mib": 0.0}
+            return {"outcome": "crashed", "text": f"no answer within {self.answer_seconds} s, or dead", "rss_mib": 0.0}
         return dict(json.loads(line))
 
     def _start(self) -> subprocess.Popen[str]:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.reader"],
+            [sys.executable, "-m", "tests.fuzz.reader", *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,11 +74,10 @@ class Reader:
         self.rss_at_start_mib = self.ask({"kind": "misbehave", "path": "crash"})["rss_mib"]
         return self.process
 
-    @staticmethod
-    def _line(process: subprocess.Popen[str]) -> str:
+    def _line(self, process: subprocess.Popen[str]) -> str:
         """The next line, which comes whole; "" when none comes in time or the process is gone."""
         assert process.stdout is not None
-        is_there, _, _ = select.select([process.stdout], [], [], ANSWER_SECONDS)
+        is_there, _, _ = select.select([process.stdout], [], [], self.answer_seconds)
         return process.stdout.readline() if is_there else ""
 
     def stop(self) -> None:
@@ -84,10 +89,21 @@ class Reader:
 
 @pytest.fixture(scope="session")
 def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
-    reader = Reader()
+    yield from _reader(request, Reader())
+
+
+@pytest.fixture(scope="session")
+def measurer(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    """One that measures, seconds a run; torch and duckdb keep some memory of every run."""
+    yield from _reader(request, Reader(MEASURING, max_growth_mib=MAX_MEASURING_GROWTH_MIB, answer_seconds=600))
+
+
+def _reader(request: pytest.FixtureRequest, reader: Reader) -> Iterator[Reader]:
     yield reader
     reader.stop()
-    request.config.stash[COUNT] = reader.count
+    count = request.config.stash.setdefault(COUNT, {})
+    for outcome, number in reader.count.items():
+        count[outcome] = count.get(outcome, 0) + number
 
 
 @pytest.hookimpl(trylast=True)

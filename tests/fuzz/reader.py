@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -19,10 +20,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from probes.errors import DriftscopeError
+from probes.errors import DriftscopeError, InputError, file_error
 
 MARGIN_MIB = 512
 """Address space beyond what the process has after its imports; the inputs are a few kB to a few MB."""
+MEASURING_MARGIN_MIB = 16 << 10
+"""For one that measures: torch and duckdb reserve address space that they never touch."""
+MEASURING = "--measuring"
 
 
 MAX_MESSAGE_CHARACTERS = 20_000  # a message may quote a long name; it does not pour a file out
@@ -52,6 +56,17 @@ def read(kind: str, path: str, request: dict[str, Any]) -> str:
         return " ".join(file.report())[:200]
     if kind == "run":
         return read_as(request["command"], path)
+    if kind == "measure":
+        return measure(Path(path), is_read=request["is_read"])
+    if kind == "read_run":
+        return odd_run(Path(path), request["run"])
+
+    if kind == "acceptance":
+        return stored_acceptance(Path(path), request)
+    if kind == "redact":
+        return redacted(Path(path).read_text("utf-8", "surrogatepass"))
+    if kind == "template":
+        return rendered(Path(path).read_text("utf-8", "surrogatepass"), request)
     if kind == "misbehave":  # the tests of this harness
         return misbehave(path)
     raise ValueError(kind)
@@ -84,6 +99,101 @@ def read_as(command: str, path: str) -> str:
     return said.getvalue()[:200]
 
 
+def measure(folder: Path, *, is_read: bool) -> str:
+    """`probe` with the folder's plan.toml; with `is_read`, each reading command on the run that it makes."""
+    with contextlib.chdir(folder):
+        command(["probe", "plan.toml", "--out", "run.drift"])
+        if is_read:
+            read_run("run.drift")
+    return "measured"
+
+
+def read_run(run: str) -> str:
+    """Every command that reads a run."""
+    for words in (["show"], ["diagnose"], ["advise"], ["runs", "verify"], ["export", "--to", "csv", "--out", "tables"]):
+        command([*words, "--", run])
+    command(["report", "--out", "report.html", "--", run])
+    command(["compare", "--", run, run])
+    return "read"
+
+
+def command(words: list[str]) -> None:
+    """One command line. Raises InputError where it refuses (exit code 2), RuntimeError for any other failure."""
+    from driftscope.cli import main
+
+    end = words.index("--") if "--" in words else len(words)
+    said, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(error):
+        code = main([*words[:end], "--json", *words[end:]])
+    if code == 2:
+        detail = json.loads(said.getvalue())["error"]
+        raise InputError(detail["message"], code=detail["code"])
+    if code not in (0, 1):
+        raise RuntimeError(f"{words} ended with {code}: {error.getvalue()[-500:]}")
+
+
+def odd_run(folder: Path, name: str) -> str:
+    """A small run under this name, read by every command."""
+    from tests.synthetic_run import make_records, write_run
+
+    with contextlib.chdir(folder):
+        write_run(Path("plain.drift"), make_records(num_prompts=2, drafters=("d",)))
+        try:
+            Path("plain.drift").rename(name)
+        except OSError as error:  # the system has no such name
+            raise file_error(error) from error
+        return read_run(name)
+
+
+def stored_acceptance(path: Path, request: dict[str, Any]) -> str:
+    """Metrics of an engine as a run, read again."""
+    from driftscope.exchange import ImportOptions, read_acceptance, store, store_run
+    from driftscope.runs import read_run
+
+    store.summarise = store.write_summary = lambda *given: None  # duckdb wants more address space than there is
+    file = read_acceptance(path, source=request["source"], depth=request["depth"])
+    out = path.with_name("a.drift")
+    store_run(file, out, ImportOptions(), overwrite=True)
+    assert read_run(out).info.counts.num_rounds == sum(len(r.rounds.accepted_drafts) for r in file.requests)
+    return " ".join(file.report())[:200]
+
+
+def redacted(text: str) -> str:
+    """A text redacted; what was found is found once, and no placeholder is taken for anything."""
+    from driftscope.prompts import redact_text
+
+    once, found = redact_text(text)
+    assert once == text or found
+    assert sum(once.count(f"[{kind}]") for kind in ("KEY", "EMAIL", "IP", "CARD", "PHONE")) >= sum(
+        found.values()
+    ) - sum(text.count(f"[{kind}]") for kind in ("KEY", "EMAIL", "IP", "CARD", "PHONE"))
+    return once[:200]
+
+
+@functools.cache
+def byte_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: index for index, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def rendered(template: str, request: dict[str, Any]) -> str:
+    """A conversation under a template, with regions for every token; templates have little time and text here."""
+    from probes import template_process
+    from probes.rendering import render
+
+    template_process.MAX_CPU_SECONDS = 0.5
+    template_process.MAX_TEXT_BYTES = 1 << 17
+    found = render(byte_tokenizer(), request["messages"], template=template, chat_template_kwargs=request["kwargs"])
+    assert len(found.region) == len(found.token_ids) > 0
+    return found.text[:200]
+
+
 def misbehave(how: str) -> str:
     if how == "crash":
         raise ZeroDivisionError("on purpose")
@@ -102,10 +212,10 @@ IMPORTED = (
 """What reading imports on the way is no memory of the input."""
 
 
-def limit_memory() -> None:
-    """No more address space than now and MARGIN_MIB: what exceeds it is a MemoryError here, not a dead machine."""
+def limit_memory(margin_mib: int) -> None:
+    """No more address space than now and this: what exceeds it is a MemoryError here, not a dead machine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (MARGIN_MIB << 20)
+    limit = pages * resource.getpagesize() + (margin_mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -114,7 +224,11 @@ def main() -> None:
         importlib.import_module(name)
     with contextlib.suppress(DriftscopeError):  # what this imports in turn
         read_as("list", "/nonexistent/a.drift")
-    limit_memory()
+    is_measuring = MEASURING in sys.argv
+    if is_measuring:
+        import probes.job
+        import probes.models  # noqa: F401
+    limit_memory(MEASURING_MARGIN_MIB if is_measuring else MARGIN_MIB)
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

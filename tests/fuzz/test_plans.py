@@ -15,7 +15,13 @@ from tests.fuzz.hostile import damaged, damaged_bytes, make_pipe, toml_text
 from tests.fuzz.test_checkpoint_files import ANY_SPEED
 
 PLANS: list[dict[str, Any]] = [
-    {"target": "some/target", "drafter": {"a": "x", "b": "y/z@main"}, "prompts": "prompts.jsonl"},
+    {
+        "target": "some/target",
+        "drafter": {"a": "x", "b": "y/z@main"},
+        "prompts": "prompts.jsonl",
+        "max_new_tokens": 16,
+        "last_tokens": 8,
+    },
     {
         "target": "target",
         "reference_target": "other",
@@ -30,14 +36,12 @@ PLANS: list[dict[str, Any]] = [
         "documents": ["text.txt"],
         "engine": "live",
         "depth": 5,
-        "max_new_tokens": 16,
         "temperature": 0.5,
         "draft_sample_method": "greedy",
         "seed": 1,
         "sink_slots": 2,
-        "last_tokens": 8,
         "target_attention": True,
-        "interventions": ["none"],
+        "interventions": ["reference_target"],
         "batch_size": 2,
         "dtype": "bfloat16",
         "device": "cpu",

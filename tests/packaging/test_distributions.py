@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
-from tests.packaging.conftest import CHECKOUT, build
+import pytest
+
+from tests.packaging.conftest import CHECKOUT, build, install
 
 DATA = {"driftscope/_app": "app", "driftscope/_sample_prompts": "sample_prompts"}
 MAX_WHEEL_BYTES = 40_000_000  # the demo drafters have at most 36 MB
@@ -60,9 +63,36 @@ def test_the_sdist_has_sources_and_tests_and_nothing_that_lies_around(sdist: Pat
         names = {name.partition("/")[2] for name in file.getnames()}
     top = {name.split("/")[0] for name in names}
     assert top <= {
-        *("app", "docs", "driftscope", "probes", "sample_prompts", "tests", "training"),
+        *(".ci", "app", "benchmarks", "docs", "driftscope", "probes", "sample_prompts", "tests", "training"),
         *("LICENSE", "Makefile", "PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore"),
         *(path.name for path in CHECKOUT.glob("*.mk")),
     }
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "app/streamlit_app.py"} <= names
     assert sdist.stat().st_size < MAX_WHEEL_BYTES
+
+
+def test_the_sdist_has_every_file_of_the_repository(sdist: Path) -> None:
+    """So that `make test` and every other target do in it what they do in a clone."""
+    if not (CHECKOUT / ".git").exists():
+        pytest.skip("this is no clone: which files are the repository's cannot be asked")
+    asked = subprocess.run(["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    tracked = {name for name in asked.stdout.split("\0") if name and (CHECKOUT / name).exists()}
+    assert {"benchmarks/intervals.py", ".ci/run", "tests/unit/test_stats_family.py"} <= tracked
+    with tarfile.open(sdist) as file:
+        names = {member.name.partition("/")[2] for member in file.getmembers() if member.isfile()}
+    assert tracked - names == set()
+
+
+def test_unit_tests_and_linter_run_in_the_unpacked_sdist(sdist: Path, scratch: Path) -> None:
+    """As `make test` does there; all tests are collected that need no torch."""
+    with tarfile.open(sdist) as file:
+        file.extractall(scratch / "source", filter="data")
+    source = scratch / "source" / "driftscope-0.1.0"
+    tools = ("pytest>=8.3", "hypothesis>=6.120", "jsonschema>=4.20", "ruff>=0.14")
+    installed = install(scratch, "of-sdist", str(source), *tools)
+    options = ("-q", "-p", "no:cacheprovider", "--rootdir", source, "-c", source / "pyproject.toml")
+    collected = installed.run("python", "-m", "pytest", *options, "--collect-only", source / "tests" / "unit")
+    assert int(collected.split(" tests collected")[0].split()[-1]) > 1_000
+    ran = installed.run("python", "-m", "pytest", *options, source / "tests" / "unit" / "test_stats_family.py")
+    assert " passed" in ran
+    assert installed.run("ruff", "check", "--no-cache", source) == "All checks passed!\n"

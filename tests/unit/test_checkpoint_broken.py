@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,13 @@ def test_only_pickles_that_are_not_read(folder: Path) -> None:
     error = refused(folder, "weights_not_safetensors", "drafter")
     assert "draft_model.pt" in error.message
     assert "weights_only=True" in error.remedy
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, INDEX])
+def test_a_pipe_in_place_of_a_file_blocks_nobody(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    refused(folder, "file_unreadable", name)
 
 
 def test_a_folder_in_place_of_a_file(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from driftscope.cli.compare_markdown import as_markdown
+from driftscope.cli.compare_text import print_comparison
+from driftscope.cli.compare_words import N_MEANS
 from driftscope.compare import Comparison, MetricDifference, compare
 from driftscope.compare.pairing import PairedBy, PromptName, PromptSums, pair, paired_sums
 from driftscope.runs import Run, RunInfo, read_run
@@ -71,6 +76,30 @@ def test_the_difference_is_pooled_over_prompts_that_loop_on_neither_side(tmp_pat
     assert everything.difference == pytest.approx(expected(range(1, 10)))
     assert (kept.num_prompts, everything.num_prompts) == (7, 9)
     assert kept.relative_difference == pytest.approx(kept.candidate / kept.baseline - 1)  # type: ignore[operator]
+
+
+def test_text_and_markdown_state_n_and_the_baseline_that_was_used(tmp_path: Path) -> None:
+    """The baseline of the pairs is not that of `show`, where the sides do not have the same prompts."""
+    first = write(tmp_path / "a.drift", prompts=range(10), loops=[2])
+    second = write(tmp_path / "b.drift", worse_in({("eagle3", "default", 0): 0.4}), prompts=range(1, 12), loops=[5])
+    comparison = compare([first, second])
+    one = only(comparison)
+    [alone] = summarise(first).conditions
+    assert alone.walk is not None
+    assert (one.num_prompts, alone.walk.num_prompts) == (7, 9)
+    assert one.baseline is not None
+    assert abs(one.baseline - alone.walk.tokens_per_round) > 1e-3  # type: ignore[operator]
+    numbers = ["7/9", f"{one.baseline:.3f}", f"{one.candidate:.3f}", f"{one.difference:+.3f}"]
+    out = io.StringIO()
+    print_comparison(Console(file=out, width=100), comparison)
+    row = next(line for line in out.getvalue().splitlines() if "eagle3" in line and "7/9" in line)
+    assert [word for word in row.split() if word in numbers] == numbers
+    markdown = as_markdown(comparison)
+    assert f"| {' | '.join(numbers)} |" in markdown
+    for page in (out.getvalue(), markdown):
+        assert N_MEANS in " ".join(page.split())
+        assert "tokens_per_round" in page
+        assert "(walk): candidate - baseline" in page
 
 
 def test_permuting_prompts_changes_nothing(tmp_path: Path) -> None:

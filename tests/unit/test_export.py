@@ -240,3 +240,18 @@ def test_hostile_text_passes_through_tables(tmp_path: Path) -> None:
         assert list(dict.fromkeys(row["prompt_id"] for row in csv.DictReader(file))) == names
     for name in names:
         assert walk_of(stored, Selection(system_prompt=name)).system_prompt == name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_exported_is_for_its_owner_alone(format: str, known: Path, tmp_path: Path) -> None:
+    """Also in a folder that others look into."""
+    out = tmp_path / "out"
+    is_folder = format in ("parquet", "csv")
+    if is_folder:
+        out.mkdir(mode=0o755)
+        out.chmod(0o755)
+        (out / f"rounds.{format}").write_text("an earlier one")
+        (out / f"rounds.{format}").chmod(0o644)
+    written = export(read_run(known), out, format=format, selection=Selection(), overwrite=is_folder)
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
+    assert len(written) == (2 if is_folder else 1)

@@ -157,7 +157,7 @@ def test_an_imported_run_is_shown_and_says_what_is_not_known(
     assert read_run(out).info.temperature is None
     assert main(["show", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "2.30 -, mean of the prompts 2.30 (30 rounds)" in shown
+    assert "2.30, no interval, n = 1, 30 rounds; prompt mean 2.30" in shown
     assert "all its requests are one" in shown
     assert "temperature not known" in shown
     assert main(["import", str(FILES / "metrics.prom"), "-o", str(out)]) == 2  # it is there already
@@ -415,3 +415,93 @@ def test_random_counters_give_rounds_or_one_error(lines: list[str], tmp_path_fac
     path.write_text("\n".join(lines), encoding="utf-8", errors="replace")
     file = outcome(path, source="prometheus")
     assert str(path) in file.where if isinstance(file, InputError) else file.requests
+
+
+SCRAPE = """vllm:spec_decode_num_drafts_total{{model_name="m"}} 3
+vllm:spec_decode_num_draft_tokens_total{{model_name="m"}} 6
+vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} 3
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="0"}} 2
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="1"}} 1
+vllm:generation_tokens_total{{model_name="m"}} {value}
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1" * 400, "1" * 5000, "-1", "NaN", "+Inf", "1e400", "1.5", "5 " + "1" * 400, '5 # {a="b"} ' + "9" * 400, ""],
+)
+def test_a_counter_that_is_no_count_is_named_with_its_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(SCRAPE.format(value=value))
+    with pytest.raises(InputError) as caught:
+        read_acceptance(path)
+    assert f"{path}:6" in caught.value.where
+    assert len(caught.value.message) < 300
+
+
+def test_a_server_that_is_up_for_days_has_more_tokens_than_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(SCRAPE.format(value="9e9"))
+    file = read_acceptance(path)
+    assert any("more than a run stores" in note for note in file.notes)
+    store_run(file, tmp_path / "a.drift", ImportOptions())
+    assert verify(tmp_path / "a.drift").is_sound
+    assert read_run(tmp_path / "a.drift").prompts()["num_response_tokens"].to_pylist() == [None]
+
+
+SPECULATION = {
+    "num_spec_tokens": 2,
+    "num_spec_steps": 3,
+    "num_accepted_draft_tokens": 3,
+    "num_draft_tokens": 6,
+    "acceptance_histogram": [1, 1, 1],
+}
+META = {"spec_verify_ct": 3, "spec_correct_drafts_histogram": [1, 1, 1], "spec_num_proposed_drafts": 6}
+VALUES = [
+    "1e400",
+    "-1",
+    "NaN",
+    "Infinity",
+    "9" * 400,
+    "9" * 5000,
+    str(1 << 40),
+    "1e20",
+    "[" * 500 + "]" * 500,
+    '"3"',
+    "true",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": "a", "usage": {"prompt_tokens": "@"}, "metrics": {"speculative_decoding": SPECULATION}},
+        {"id": "a", "metrics": {"speculative_decoding": {**SPECULATION, "num_spec_steps": "@"}}},
+        {"id": "a", "metrics": {"speculative_decoding": {**SPECULATION, "acceptance_histogram": ["@", 1, 1]}}},
+        {"text": "x", "meta_info": {**META, "completion_tokens": "@"}},
+        {"text": "x", "meta_info": {**META, "spec_num_proposed_drafts": "@"}},
+        {"metadata": {}, "metrics": {"usage_prompt_tokens": {"value": "@"}}, "spec_decode_acceptance": SPECULATION},
+    ],
+)
+def test_a_number_that_no_run_can_hold_is_named_with_its_line(value: str, line: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n" + json.dumps(line).replace('"@"', value) + "\n")
+    with pytest.raises(InputError) as caught:
+        read_acceptance(path)
+    assert f"{path}:2" in caught.value.where
+    assert len(caught.value.message) < 300
+
+
+def test_a_few_bytes_do_not_stand_for_any_number_of_rounds(tmp_path: Path) -> None:
+    many = {
+        **META,
+        "spec_verify_ct": 250_000,
+        "spec_correct_drafts_histogram": [0, 0, 250_000],
+        "spec_num_proposed_drafts": 500_000,
+    }
+    path = tmp_path / "a.jsonl"
+    path.write_text((json.dumps({"text": "x", "meta_info": many}) + "\n") * 101)
+    with pytest.raises(InputError, match="more than 25,000,000 rounds in all") as caught:
+        read_acceptance(path)
+    assert f"{path}:101" in caught.value.where

@@ -20,6 +20,7 @@ from driftscope.cli import main
 from driftscope.cli.report import ReportOutput
 from driftscope.diagnosis.models import FileFinding
 from driftscope.report import make_report, write_report
+from driftscope.report.charts import difference_charts
 from driftscope.report.contents import read_contents
 from driftscope.report.pairs import compare_series
 from driftscope.report.text import clean, label, single
@@ -153,7 +154,7 @@ def test_numbers_are_those_of_the_summary(run: Path, page: Page) -> None:
             assert tokens is not None
             assert f"{tokens.tokens_per_round:.3f}" in page.words
             assert f"{tokens.low:.2f} to {tokens.high:.2f}" in page.words
-    assert "5 of 6" in page.words  # the loop is left out
+    assert "5 of 6" in page.words  # n: the loop is left out
 
 
 def test_every_figure_has_its_words_and_a_place(page: Page) -> None:
@@ -283,7 +284,20 @@ def test_drafters_of_one_run_are_compared_over_all_conditions(tmp_path: Path) ->
         if not sums.is_degenerate[i]:
             total[key.drafter] = total[key.drafter] + [sums.num_walk_tokens[i], sums.num_walk_rounds[i]]
     expected = total["eagle3.1"][0] / total["eagle3.1"][1] - total["eagle3"][0] / total["eagle3"][1]
+    means = [total[name][0] / total[name][1] for name in ("eagle3.1", "eagle3")]
     assert f"{abs(expected):.2f}" in sentence
+    assert f"walk tokens per round ({means[0]:.2f} against {means[1]:.2f}, 95 % interval" in sentence or (
+        f"{expected:+.2f} walk tokens per round ({means[0]:.2f} against {means[1]:.2f}, 95 % interval" in sentence
+    )
+    table = comparison.table()
+    assert table.columns[3:6] == ["n", "walk, baseline", "walk, this one"]
+    for pair, row in zip(comparison.pairs, table.rows, strict=True):
+        d = pair.difference
+        assert row[3:6] == [str(d.num_prompts), f"{d.baseline:.3f}", f"{d.candidate:.3f}"]
+    [chart] = difference_charts(contents, comparison)
+    texts = chart.figure.data[0].text
+    for pair in comparison.pairs:
+        assert any(f"from {pair.difference.baseline:.2f}, n = 5" in text for text in texts)
     assert "over 2 conditions and the same 5 prompts" in sentence
 
 
@@ -450,3 +464,16 @@ def test_what_the_files_show_stands_once_with_the_verdicts(run: Path) -> None:
     assert file_findings(contents) == [
         {"series": "eagle3", "id": "DS999", "severity": "error", "statement": "the made-up head is <upside down>"}
     ]
+
+
+def test_n_leaves_out_prompts_without_a_round_and_empty_conditions_are_named(tmp_path: Path) -> None:
+    records: list[Record] = []
+    for number in range(8):
+        prompt = make_prompt(f"p{number}", num_response_tokens=1 if number < 4 else 30, is_loop=number == 4)
+        records += [prompt] if number < 4 else [prompt, make_batch(prompt)]
+    records += [make_prompt(f"p{number}", system_prompt="short", num_response_tokens=0) for number in range(3)]
+    words = page_of(write_run(tmp_path / "a.drift", iter(records))).words
+    why = "3 prompts have a round (of 8: 4 without a round, 1 looping); an interval needs 5"
+    assert f"n = 3 prompts, 75 walk rounds; no interval: {why}" in re.sub(r"\d+ walk", "75 walk", words)
+    assert "3 of 8" in words
+    assert "a: short, template default, context 0 is not shown: none of its 3 prompts has a round." in words

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from driftscope.cli.show_text import print_summary
 from driftscope.runs import RunWriter, read_run
 from driftscope.stats.acceptance import acceptance_counts, tokens_per_round
 from driftscope.summary import ConditionSummary, Summary, summarise, summary_table, write_summary
@@ -68,18 +72,21 @@ def test_names_are_the_contract(tmp_path: Path) -> None:
     output = json.loads(summarise(read_run(path)).model_dump_json())
     assert output["schema_version"] == 1
     assert output["run"] == {"path": str(path), "status": "complete", "engine": "replay"}
-    assert set(output) == {"schema_version", "run", "conditions"}
+    assert set(output) == {"schema_version", "run", "conditions", "without_rounds"}
     assert len(output["conditions"]) == 4
     for condition in output["conditions"]:
         assert set(condition) >= CONTRACT
         for name in ("dense", "walk", "dense_all", "walk_all"):
             assert set(condition[name]) == {
                 "num_rounds",
+                "num_prompts",
+                "num_prompts_without_rounds",
                 "tokens_per_round",
                 "tokens_per_round_prompt_mean",
                 "low",
                 "high",
                 "interval_method",
+                "why_no_interval",
             }
         assert set(condition["fusion_share"]) == {"layer_ids", "share", "bias"}
         assert condition["fusion_share"]["layer_ids"] == [2, 15, 27]
@@ -227,7 +234,15 @@ def test_live_run_with_some_forced_text_does_not_mix(tmp_path: Path) -> None:
     [condition] = _summary(tmp_path / "a.drift", [live, batch, forced, make_batch(forced)], engine="live").conditions
     [alone] = _summary(tmp_path / "b.drift", [live, batch], engine="live").conditions
     assert (condition.num_prompts, condition.dense, condition.depth_basis) == (2, None, "walk")
-    assert condition.walk == alone.walk
+    assert condition.walk is not None
+    assert alone.walk is not None
+    counts = ("num_prompts_without_rounds", "why_no_interval")
+    assert condition.walk.model_dump(exclude=set(counts)) == alone.walk.model_dump(exclude=set(counts))
+    assert [getattr(condition.walk, name) for name in counts] == [
+        1,
+        "1 prompt has a round (of 2: 1 without a round); an interval needs 5",
+    ]
+    assert [getattr(alone.walk, name) for name in counts] == [0, "1 prompt has a round; an interval needs 5"]
     for name in ("acceptance_marginal", "acceptance_conditional", "hidden_in_norm", "mass", "chain_gap"):
         assert getattr(condition, name) == getattr(alone, name)
     assert condition.text_agreement == 0.5
@@ -266,13 +281,62 @@ def test_nothing_measured_is_null_everywhere(tmp_path: Path) -> None:
     assert condition["acceptance_conditional"] == [0.0, None, None]
 
 
-def test_prompt_too_short_for_a_round_is_counted(tmp_path: Path) -> None:
+def test_n_is_the_prompts_that_have_a_round(tmp_path: Path) -> None:
+    """Ten prompts: two are too short for a round, two loop, one has no start with all K labels."""
     records: list[Record] = []
-    for number, num_tokens in enumerate((1, 20, 20)):
-        prompt = make_prompt(f"p{number}", num_response_tokens=num_tokens)
-        records += [prompt] if num_tokens < 2 else [prompt, make_batch(prompt)]
-    [condition] = _summary(tmp_path / "a.drift", records).conditions
-    assert condition.num_prompts == 3
+    for number, num_tokens in enumerate((0, 1, 30, 30, 3, 20, 20, 20, 20, 20)):
+        prompt = make_prompt(f"p{number}", num_response_tokens=num_tokens, is_loop=number in (2, 3))
+        records += [prompt] if num_tokens < 2 else [prompt, make_batch(prompt, has_labels_share=float(number != 4))]
+    for number in range(3):
+        records.append(make_prompt(f"p{number}", system_prompt="short", num_response_tokens=1))
+    summary = _summary(tmp_path / "a.drift", records)
+    [condition] = summary.conditions
+    assert (condition.num_prompts, condition.num_degenerate, condition.num_prompts_without_rounds) == (10, 2, 2)
+    for name, num_prompts, num_without in (("walk", 6, 2), ("dense", 5, 3), ("walk_all", 8, 2), ("dense_all", 7, 3)):
+        tokens = getattr(condition, name)
+        assert (name, tokens.num_prompts, tokens.num_prompts_without_rounds) == (name, num_prompts, num_without)
+        assert (tokens.interval_method, tokens.why_no_interval) == ("jackknife_t", None)
+    acceptance = condition.depth_intervals["acceptance_conditional"]
+    assert acceptance.num_prompts[0] == 5
+    assert sorted(acceptance.num_prompts, reverse=True) == acceptance.num_prompts
+    for num_prompts, method in zip(acceptance.num_prompts, acceptance.interval_method, strict=True):
+        assert (method is None) == (num_prompts < 5)
+    assert [one.model_dump() for one in summary.without_rounds] == [
+        {"system_prompt": "short", "template": "default", "context_tokens": 0, "num_prompts": 3}
+    ]
+
+
+def test_why_an_interval_is_missing(tmp_path: Path) -> None:
+    """Eight prompts of which three count: the other five are enough for an interval, if one counts them."""
+    records: list[Record] = []
+    for number in range(8):
+        prompt = make_prompt(f"p{number}", num_response_tokens=1 if number < 4 else 30, is_loop=number == 4)
+        records += [prompt] if number < 4 else [prompt, make_batch(prompt)]
+    path = write_run(tmp_path / "a.drift", iter(records), make_info())
+    [condition] = summarise(read_run(path)).conditions
+    assert condition.walk is not None
+    assert (condition.walk.num_prompts, condition.walk.low) == (3, None)
+    why = "3 prompts have a round (of 8: 4 without a round, 1 looping); an interval needs 5"
+    assert condition.walk.why_no_interval == why
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), read_run(path), summarise(read_run(path)))
+    words = " ".join(out.getvalue().split())
+    assert re.search(r"default 0 eagle3 3/8 \d\.\d\d - \d\.\d\d", words)
+    assert "n/m: n of m prompts; the others loop or have no round." in words
+    assert "4 of 8 prompt x drafter batches have no walk round" in words
+    assert (
+        f"! 1 condition has fewer than 5 prompts: no interval can be given. eagle3, default, context 0: {why}." in words
+    )
+
+
+def test_a_condition_without_any_round_is_named(tmp_path: Path) -> None:
+    records = [make_prompt(f"p{number}", num_response_tokens=number % 2) for number in range(4)]
+    path = write_run(tmp_path / "a.drift", iter(records), make_info())
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), read_run(path), summarise(read_run(path)))
+    words = " ".join(out.getvalue().split())
+    assert "No rounds are stored yet." in words
+    assert "! default, context 0 has no row: none of its 4 prompts has a round." in words
 
 
 def test_only_degenerate_prompts(tmp_path: Path) -> None:
@@ -351,4 +415,5 @@ def test_summary_table_holds_every_number(tmp_path: Path) -> None:
         assert value(condition, "mass_sink", depth=1)["value"] == condition.mass["sink"][0]
         assert value(condition, "fusion_share", aux_layer_id=15)["value"] == condition.fusion_share.share[1]  # type: ignore[index]
         assert value(condition, "num_prompts")["value"] == 6
+        assert value(condition, "num_prompts_with_rounds", basis="dense")["value"] == condition.dense.num_prompts  # type: ignore[union-attr]
     assert not any(math.isnan(v) for v in table["value"].to_pylist() if v is not None)

@@ -15,6 +15,7 @@ import pytest
 
 from driftscope.check.models import Finding, Severity
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
+from driftscope.diagnosis.files import changed_files, check_files
 from driftscope.diagnosis.gains import Counts, gains
 from driftscope.diagnosis.intervene import why_not
 from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
@@ -22,6 +23,7 @@ from driftscope.diagnosis.verdicts import RULES, judge
 from driftscope.diagnosis.waterfall import PARTS, Waterfall
 from driftscope.runs import read_run
 from driftscope.stats.paired import holm, paired_difference
+from probes.errors import RunError
 from probes.record import REGIONS
 from tests.synthetic_run import make_info, make_records, write_run
 
@@ -69,6 +71,7 @@ def facts_of(
         "prompt_ids": PROMPTS,
         "num_prompts": NUM_PROMPTS,
         "num_degenerate": 0,
+        "basis": "dense",
         "num_rounds": ones,
         "num_accepted": accepted.sum(axis=1),
         "reached": reached,
@@ -109,6 +112,11 @@ def test_healthy_needs_interventions_to_be_sure() -> None:
 def test_too_few_prompts_or_rounds() -> None:
     few = facts_of(prompt_ids=PROMPTS[:4], num_rounds=np.full(4, 50))
     assert ids_of(few) == ["not_enough_data"]
+    num_rounds = np.full(NUM_PROMPTS, 50)
+    num_rounds[4:] = 0  # a prompt counts when it has a round
+    [verdict], _ = verdicts_of(facts_of(num_rounds=num_rounds))
+    assert (verdict.id.value, verdict.evidence[0].value) == ("not_enough_data", 4.0)
+    assert verdict.evidence[0].statement.startswith("4 prompts with 200 dense rounds")
     assert ids_of(facts_of(num_rounds=np.full(NUM_PROMPTS, 4))) == ["not_enough_data"]
     assert ids_of(facts_of(prompt_ids=(), num_degenerate=NUM_PROMPTS)) == ["degenerate_text"]
     assert ids_of(facts_of(num_degenerate=7, interventions=TRIED)) == ["degenerate_text"]
@@ -212,7 +220,18 @@ def test_a_vocabulary_that_misses_the_text() -> None:
     # what a cut vocabulary costs by design is said, and no fault
     verdicts, _ = verdicts_of(facts_of(outside=(0.1, 0.1, 0.1, 0.1), interventions=TRIED))
     assert [v.id.value for v in verdicts] == ["healthy"]
-    assert verdicts[0].evidence[1].name == "vocabulary_loss"
+    tokens, gain = verdicts[0].evidence
+    assert tokens.statement == (
+        f"2.18 dense tokens per round over {NUM_PROMPTS * NUM_STARTS} dense rounds of {NUM_PROMPTS} prompts; no fault was "
+        "found that costs 0.15 (the size of the draft vocabulary is no fault)"
+    )
+    assert gain.name == "vocabulary_loss"
+    assert gain.statement == (
+        f"estimated gain of a full draft vocabulary: {gain.value:+.2f} dense tokens per round, if the tokens that it lacks "
+        "are as easy as the others"
+    )
+    live = facts_of(outside=(0.1, 0.1, 0.1, 0.1), basis="walk")
+    assert all(" walk tokens per round" in e.statement for e in verdicts_of(live)[0][0].evidence)
     repaired = {**TRIED, "full_draft_vocab": ("vocabulary", [0.75, 0.5, 0.3, 0.2])}
     verdicts, _ = verdicts_of(facts_of(outside=(0.25, 0.25, 0.25, 0.25), interventions=repaired))
     assert [(v.id.value, v.confidence) for v in verdicts] == [("vocabulary_gap", "high")]
@@ -415,15 +434,15 @@ def test_looping_text_is_said_first() -> None:
 TINY_PAIR = Path(__file__).parents[1] / "fixtures" / "tiny_pair"
 
 
-def test_diagnose_reads_files_and_no_torch(tmp_path: Path) -> None:
-    """`--no-interventions` on a run whose target and drafter are at hand: check's findings, but no torch."""
+def test_diagnose_takes_checks_findings_from_the_run_and_needs_no_torch(tmp_path: Path) -> None:
+    """What `driftscope check` found when the pair was measured; the files themselves are not looked at again."""
     run = write_run(tmp_path / "a.drift", make_records(num_prompts=6, drafters=("eagle3",)))
     info = json.loads((run / "run.json").read_text())
-    info["target"]["path"] = str(TINY_PAIR / "target")
-    config = (TINY_PAIR / "drafter" / "config.json").read_bytes()
-    measured = {"config.json": hashlib.sha256(config).hexdigest()}
+    found = check_files(str(TINY_PAIR / "target"), str(TINY_PAIR / "drafter"))
+    assert found is not None
+    assert check_files("owner/target", str(TINY_PAIR / "drafter")) is None  # a Hub id is not asked for
     for drafter in info["drafters"]:
-        drafter |= {"path": str(TINY_PAIR / "drafter"), "files_sha256": measured}
+        drafter |= {"path": "/nowhere", "file_findings": found}
     (run / "run.json").write_text(json.dumps(info))
     code = (
         f"import sys, driftscope.cli\ndriftscope.cli.main(['diagnose', {str(run)!r}, '--no-interventions', '--json'])\n"
@@ -433,10 +452,25 @@ def test_diagnose_reads_files_and_no_torch(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
     for condition in json.loads(done.stdout)["conditions"]:
         assert [f["id"] for f in condition["file_findings"]] == ["DS102"]
-    for drafter in info["drafters"]:  # changed since it was measured: not the run's files any more
-        drafter["files_sha256"] = {"config.json": "another"}
+    for drafter in info["drafters"]:  # a run from before, or of files that could not be read
+        drafter["file_findings"] = None
     (run / "run.json").write_text(json.dumps(info))
     assert all(c.file_findings == () for c in run_facts(read_run(run)).conditions.values())
+    for drafter in info["drafters"]:
+        drafter["file_findings"] = [{"id": 3}]
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(RunError, match="findings of the files"):
+        run_facts(read_run(run))
+
+
+def test_files_that_changed_since_they_were_measured_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "weights").write_text("w")
+    recorded = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("config.json", "weights")}
+    assert changed_files(str(tmp_path), recorded) == []
+    (tmp_path / "weights").write_text("v")
+    assert changed_files(str(tmp_path), recorded | {"gone": "0"}) == ["gone", "weights"]
+    assert changed_files("owner/name", recorded) == []
 
 
 def test_every_verdict_has_its_row_in_the_docs() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from driftscope.diagnosis.waterfall import (
     LEFT_OUT,
+    LOSS_NAMES,
     NO_LOSS,
     PARTS,
     collect,
@@ -19,6 +20,7 @@ from driftscope.diagnosis.waterfall import (
     part_of_rounds,
     waterfalls,
 )
+from driftscope.report.glossary import LOSSES
 from driftscope.runs import read_run
 from driftscope.summary import summarise
 from probes.record import RejectionReason
@@ -119,3 +121,10 @@ def test_fewer_drafts_than_k_count_as_limit_only_when_all_are_accepted(tmp_path:
     assert fall.loss[0, PARTS.index("limit")] == 2
     assert fall.loss[0].sum() == 0 + 2 + 3 + 4
     assert (fall.num_tokens[0], fall.num_possible[0]) == (11, 20)
+
+
+def test_every_part_has_a_name_that_says_lost_and_a_meaning() -> None:
+    assert list(LOSS_NAMES) == list(PARTS) == list(LOSSES)
+    assert LOSS_NAMES["out_of_draft_vocab"] == "lost to vocabulary"
+    assert all(name.startswith("lost") for name in LOSS_NAMES.values())
+    assert len(set(LOSS_NAMES.values())) == len(PARTS)
