@@ -160,13 +160,13 @@ class RunInfo(Stored):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
         None  # null: an imported run whose source does not say
     )
-    top_k: Annotated[int, Field(ge=-1, le=2**53)] | None = (
+    top_k: Annotated[int, Field(ge=-1)] | None = (
         None  # at temperature > 0; 0 = all; null: an import, or a run from before (all)
     )
     top_p: Annotated[float, Field(allow_inf_nan=False)] | None = None
     draft_sample_method: str | None = None  # "greedy" | "probabilistic"
     acceptance_rule: str = ""  # e.g. "greedy", "rejection_sampling"
-    sink_slots: Size = 1  # S: how many first slots are the sink
+    sink_slots: Annotated[int, Field(ge=0)] = 1  # S: how many first slots are the sink
     has_text: bool = True  # False: hashes instead of messages and token ids
     plan: dict[str, Any] = Field(default_factory=dict)  # everything that was asked for
     target: TargetInfo = Field(default_factory=TargetInfo)
