@@ -24,7 +24,7 @@ from probes import template_worker
 from probes.errors import InputError
 from probes.regions import RejectedError
 
-MAX_CPU_SECONDS = 60.0
+MAX_CPU_SECONDS = 10.0
 """For all renderings of one prompt together (a handful, of milliseconds each)."""
 MAX_TEXT_BYTES = 8 << 20
 """Of a rendered prompt, as UTF-8: two million tokens of English. Tokens and regions of it are this process' work."""

@@ -14,6 +14,7 @@ from driftscope_app.token_view import token_view
 from driftscope_app.tokens import KINDS, Vocabulary, find_all, is_walk, token_fates, vocabulary
 
 TOKENS_PER_PAGE = 800
+MAX_DRAWN_TOKENS = 2_000_000
 NUM_WORST = 30
 LEGEND = (
     ("accepted", "accepted draft"),
@@ -130,6 +131,9 @@ def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -
         return chosen
     num_prompt, num_response = _lengths(prompt, rounds)
     num_tokens = num_prompt + num_response
+    if num_tokens > MAX_DRAWN_TOKENS:  # an import may claim any length
+        st.caption(f"{num_tokens:,} tokens are too many to lay the rounds out on.")
+        return chosen
     fates = token_fates(rounds, num_tokens=num_tokens, num_prompt_tokens=num_prompt, num_response_tokens=num_response)
     token_ids = prompt["token_ids"]
     if token_ids is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,16 +38,28 @@ def print_json(output: BaseModel) -> None:
 
 
 def console() -> Console:
-    """For text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set."""
-    from rich.console import Console
+    """For text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set. What comes out of files
+    moves no cursor and changes no colour there."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Clean(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable_lines(segment.text))
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(width=width, highlight=False)
+    return Clean(width=width, highlight=False)
 
 
 def printable(text: str) -> str:
     """Text out of files on one line, without control characters and those that turn the reading direction."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """`printable`, the lines kept apart."""
+    return text if text.isprintable() else "\n".join(printable(line) for line in text.split("\n"))
 
 
 def print_error(error: DriftscopeError, *, is_json: bool) -> None:
@@ -58,6 +71,6 @@ def print_error(error: DriftscopeError, *, is_json: bool) -> None:
         print_json(ErrorOutput(error=detail))
         return
     place = f"{error.where}: " if error.where else ""
-    sys.stderr.write(f"error: {place}{error.message}\n")
+    sys.stderr.write(printable_lines(f"error: {place}{error.message}\n"))
     if error.remedy:
-        sys.stderr.write(f"  {error.remedy}\n")
+        sys.stderr.write(printable_lines(f"  {error.remedy}\n"))

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.fuzz.reader import MEASURING
 
 ANSWER_SECONDS = 60  # a hang, even on a busy machine: inputs are a few kB and take milliseconds
+FUZZ_ANSWER_SECONDS = 20  # in `make fuzz`, which has the machine for itself
 MAX_GROWTH_MIB = 256
 MAX_MEASURING_GROWTH_MIB = 2_048
 COUNT = pytest.StashKey[dict[str, int]]()
@@ -30,9 +32,10 @@ class Reader:
     """The reading process; started again after a hang. `arguments`: those of tests.fuzz.reader."""
 
     def __init__(
-        self, *arguments: str, max_growth_mib: float = MAX_GROWTH_MIB, answer_seconds: float = ANSWER_SECONDS
+        self, *arguments: str, max_growth_mib: float = MAX_GROWTH_MIB, answer_seconds: float | None = None
     ) -> None:
-        self.arguments, self.max_growth_mib, self.answer_seconds = arguments, max_growth_mib, answer_seconds
+        self.arguments, self.max_growth_mib = arguments, max_growth_mib
+        self.answer_seconds = answer_seconds or ANSWER_SECONDS
         self.process: subprocess.Popen[str] | None = None
         self.rss_at_start_mib = 0.0
         self.count: dict[str, int] = {}
@@ -89,7 +92,8 @@ class Reader:
 
 @pytest.fixture(scope="session")
 def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
-    yield from _reader(request, Reader())
+    is_fuzz = settings().max_examples > 1_000
+    yield from _reader(request, Reader(answer_seconds=FUZZ_ANSWER_SECONDS if is_fuzz else None))
 
 
 @pytest.fixture(scope="session")

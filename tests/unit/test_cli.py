@@ -235,3 +235,27 @@ sys.exit(driftscope.cli.main(["show", "a.drift", "--json"]))
     assert process.returncode == 130
     assert json.loads(out)["error"]["code"] == "interrupted"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["show"], ["diagnose", "--no-interventions"], ["runs", "verify"], ["runs", "recover"], ["advise"], ["compare"]],
+    ids=" ".join,
+)
+def test_what_a_run_says_moves_no_cursor(
+    run: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names and notes out of run.json: an escape sequence could rewrite what stands on the screen."""
+    odd = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\r"
+    info = read_run(run).info
+    target = info.target.model_copy(update={"name": odd})
+    update = {"notes": [odd], "error": odd, "status": RunStatus.failed, "target": target}
+    write_info(run, info.model_copy(update=update))
+    named = run.rename(tmp_path / f"b{odd[:3]}.drift")
+    main([*command, str(named), *([str(named)] if command == ["compare"] else [])])
+    main(["runs", "list", str(tmp_path)])
+    main(["show", str(tmp_path / f"none{odd}.drift")])
+    captured = capsys.readouterr()
+    said = (captured.out + captured.err).replace("\n", "")
+    assert len(said) > 100
+    assert said.isprintable(), [c for c in said if not c.isprintable()]
