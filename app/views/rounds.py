@@ -102,7 +102,7 @@ def _conversation_label(row: dict[str, Any]) -> str:
 
 def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
     accepted = sum(rounds["accepted_drafts"].to_pylist())
-    per_round = f"{accepted / rounds.num_rows + 1:.2f} tokens per round" if rounds.num_rows else "no walk"
+    per_round = f"{accepted / rounds.num_rows + 1:.2f} tokens per round (walk)" if rounds.num_rows else "no walk"
     looping = " · the response loops: left out of every mean" if prompt["is_degenerate"] else ""
     lengths = [
         f"{'?' if number is None else f'{number:,}'} {what}"
