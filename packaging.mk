@@ -6,7 +6,8 @@
 # builds are not on PyPI: where pip's own sources lack one it is taken from PyTorch's index. Other builds can be asked for:
 # `make test-versions TORCH_NEWEST=2.14.1` takes PyPI's own (CUDA, several GB).
 # `make test-oldest-base`: the tests that need no torch, with the oldest version of everything that the base install names.
-# `make fuzz`: 18,000 random inputs (minutes), and the property tests on inputs that `make test` does not take.
+# `make fuzz`: some 20,000 random inputs, 200 pairs of writers and 200 kills (an hour or more on 2 cores), and the property
+# tests on inputs that `make test` does not take.
 
 PACKAGING_VENV := .venv-packaging
 PACKAGING_PIP_INSTALL := $(PACKAGING_VENV)/bin/python -m pip install -q --disable-pip-version-check
@@ -57,6 +58,6 @@ test-oldest-base: .venv-oldest-base/.ready
 	  'pytest>=8.3' 'hypothesis>=6.120' 'jsonschema>=4.20'
 	touch $@
 
-fuzz: $(VENV)/.dev  ## random configs, headers, indices, plans and prompt files; the other property tests on new inputs
+fuzz: $(VENV)/.dev  ## random configs, plans, prompt files, runs, templates, names; writers in pairs and killed; the property tests on new inputs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/fuzz --hypothesis-profile=fuzz
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m hypothesis tests/unit tests/cpu --hypothesis-profile=new_inputs
