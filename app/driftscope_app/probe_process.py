@@ -334,8 +334,8 @@ def cancel(probe: ProbeProcess) -> None:
 
 
 def forget(probe: ProbeProcess) -> None:
-    """Remove what has ended, or is not ours, from the list, its typed prompts too; its run stays."""
-    if not started.is_running(probe.folder):
+    """Remove what has an outcome, or is not ours, from the list, its typed prompts too; its run stays."""
+    if not state(probe).may_be_cancelled:  # one that has said its outcome may take a moment to be gone
         shutil.rmtree(probe.folder)
 
 

@@ -203,12 +203,11 @@ def _other_length(token_ids: pa.Array, region: pa.Array) -> Any:
     return pc.not_equal(pc.list_value_length(token_ids), pc.list_value_length(region))
 
 
-_SHOWN = ("num_depths", "num_drafts", "accepted_drafts", "num_starts", "accepted", "baseline_accepted")
+_SHOWN = ("num_depths", "num_drafts", "accepted_drafts", "num_starts", "accepted")
 _ROW_RULES = (
     _RowRule(("num_drafts", "num_depths"), pc.greater, "num_drafts <= num_depths"),
     _RowRule(("accepted_drafts", "num_drafts"), pc.greater, "accepted_drafts <= num_drafts"),
     _RowRule(("accepted", "num_starts"), pc.greater, "accepted <= num_starts"),
-    _RowRule(("baseline_accepted", "num_starts"), pc.greater, "baseline_accepted <= num_starts"),
     _RowRule(
         ("num_prompt_tokens", "num_response_tokens", "num_continuation_tokens", "region"),
         _more_tokens_than_regions,

@@ -219,6 +219,22 @@ def test_an_error_is_the_command_s_own_message(
     assert not (tmp_path / ".probes" / "wrong").exists()
 
 
+def test_what_has_said_its_outcome_can_be_dismissed_while_its_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from driftscope_app import probe_process, started
+
+    monkeypatch.setattr(probe_process, "_CODE", "import time\ntime.sleep(600)")
+    process = probe_process.start(tmp_path, "slow", ["probe"], {})
+    probe_process.forget(process)
+    assert process.folder.exists()  # it runs
+    (process.folder / "output.json").write_text('{"error": {"message": "no drafter", "where": "", "remedy": ""}}')
+    assert probe_process.state(process).status == "failed"
+    probe_process.forget(process)
+    assert not process.folder.exists()
+    started.send(process.folder, signal.SIGKILL)
+
+
 def test_a_running_probe_can_be_cancelled_and_keeps_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from driftscope_app import probe_process
 
