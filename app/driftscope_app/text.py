@@ -10,14 +10,15 @@ import re
 
 from probes.errors import bounded
 
-_MARKDOWN = re.compile(r"(`[^`]+`)|([\\`*_{}\[\]()#+\-.!|<>~:$])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>~:$])")
+_QUOTED = re.compile(r"`([^`]+)`")
 MAX_CHARACTERS = 600  # more than any name or message needs; a label is no place for a document
 
 
 def plain(text: str) -> str:
-    """`text` for a Markdown place: every character that could be markup is escaped, line breaks become spaces. What stands
-    in backticks stays code: nothing is markup in it."""
-    return _MARKDOWN.sub(lambda found: found[1] or "\\" + found[2], bounded(" ".join(text.split()), MAX_CHARACTERS))
+    """`text` for a Markdown place: every character that could be markup is escaped, line breaks become spaces. Backticks
+    around a command go: code in a caption's grey has too little contrast."""
+    return _MARKDOWN.sub(r"\\\1", bounded(_QUOTED.sub(r"\1", " ".join(text.split())), MAX_CHARACTERS))
 
 
 def code(text: str) -> str:

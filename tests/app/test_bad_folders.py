@@ -197,10 +197,10 @@ def test_what_a_run_says_of_itself_is_no_markup(open_app: OpenApp, folder: Path)
     ("text", "expected"),
     [
         ("a_b *c*", r"a\_b \*c\*"),
-        ("see `driftscope advise`.", r"see `driftscope advise`\."),
+        ("see `driftscope advise`.", r"see driftscope advise\."),
         ("one ` only", r"one \` only"),
-        ("``x` [a](b)", r"\``x` \[a\]\(b\)"),
-        (r"\`a`", r"\\`a`"),
+        ("``x` [a](b)", r"\`x \[a\]\(b\)"),
+        (r"\`a`", r"\\a"),
         ("bad\udcff", r"bad\\udcff"),
     ],
 )
