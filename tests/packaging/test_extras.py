@@ -39,8 +39,14 @@ def test_the_app_serves_a_folder_of_runs(with_app: Installed, run_folder: Path) 
         text=True,
     )
     try:
-        assert _get(f"http://127.0.0.1:{port}/_stcore/health", process) == "ok"
-        assert "<html" in _get(f"http://127.0.0.1:{port}/", process)
+        assert process.stdout is not None
+        address = next(word for line in process.stdout for word in line.split() if "?token=" in word)
+        root, _, token = address.partition("?")
+        assert root == f"http://127.0.0.1:{port}/"
+        assert _get(f"{root}_stcore/health?{token}", process) == "ok"
+        assert "<html" in _get(address, process)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(root, timeout=START_SECONDS)
     finally:
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=START_SECONDS)
