@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.models import SHAPES, prompt_record, random_drafter, random_target, random_text
 from benchmarks.timing import summary, time_in_turn, write
+from probes.chain.replay import replay
 from probes.drafter.model import Drafter
 from probes.interventions.acceptance import ChainChange, accept
-from probes.replay import replay
-from probes.target import Target
+from probes.target.model import Target
 
 DEPTH = 7
 

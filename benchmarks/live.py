@@ -25,15 +25,15 @@ from benchmarks.timing import summary, synchronize, write
 from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts
 from probes.attention.slots import text_regions
-from probes.chain import concat_aux
+from probes.chain.live import record_live, run_live, run_live_batch
+from probes.chain.step import concat_aux
 from probes.conditions import Job
 from probes.drafter.model import Drafter
-from probes.live import record_live, run_live, run_live_batch
-from probes.models import load_models
+from probes.job.loaded import load_models
+from probes.prompt.rendering import render
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.rendering import render
-from probes.target import Sampler, Target
-from probes.target_family import new_cache
+from probes.target.family import new_cache
+from probes.target.model import Sampler, Target
 
 DEPTH = 7
 

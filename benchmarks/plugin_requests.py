@@ -18,9 +18,9 @@ import torch
 from transformers import AutoTokenizer
 
 from driftscope.builtin import resolve_target
-from driftscope.production.config import ProductionConfig
-from driftscope.production.sampling import Sampler
-from driftscope.production.turns import RoleMarkers, learn
+from driftscope.vllm_plugin.config import ProductionConfig
+from driftscope.vllm_plugin.sampling import Sampler
+from driftscope.vllm_plugin.turns import RoleMarkers, learn
 from probes.vllm.attach import schedule
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.rows import RowLayout

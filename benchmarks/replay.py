@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.models import SHAPES, prompt_record, random_drafter, random_target, random_text
 from benchmarks.timing import summary, synchronize, time_in_turn, write
+from probes.chain.live import run_live
+from probes.chain.replay import replay
 from probes.drafter.model import Drafter
-from probes.live import run_live
-from probes.replay import replay
-from probes.target import Sampler, Target
-from probes.target_family import new_cache
+from probes.target.family import new_cache
+from probes.target.model import Sampler, Target
 
 DEPTH = 7
 LAST_TOKENS = 512

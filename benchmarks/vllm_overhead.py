@@ -182,7 +182,7 @@ def settings_of(worker: Any) -> dict[str, object]:
 
 def dump_queries_and_keys(worker: Any) -> None:
     """From now on, after each attention of the drafter its queries and all of its keys go to the host."""
-    from probes.vllm.probe import key_view
+    from probes.vllm.depth_writer import key_view
     from probes.vllm.settings import drafter_model
 
     kept = worker.dumped = []

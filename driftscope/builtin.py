@@ -30,7 +30,7 @@ def resolve_target(name: str) -> str:
     """`demo` -> the built-in target's folder (made on the first call); anything else stays."""
     if name != DEMO:
         return name
-    from probes.demo_target import demo_target_path
+    from probes.target.demo import demo_target_path
 
     return str(demo_target_path())
 

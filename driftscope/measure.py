@@ -28,7 +28,7 @@ from probes.record import REGIONS, PromptRecord, Record
 from probes.regular_file import open_regular
 
 if TYPE_CHECKING:
-    from probes.models import Models
+    from probes.job.loaded import Models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -105,8 +105,8 @@ def measure(
         )
     from transformers.utils import logging as transformers_logging
 
-    from probes.job import check_job, run_job
-    from probes.models import load_models
+    from probes.job.loaded import load_models
+    from probes.job.measure_job import check_job, run_job
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
 
@@ -159,7 +159,7 @@ def measure(
 
 
 def _measure_costs(plan: Plan, models: Models, writer: RunWriter, on_status: Callable[[str], None]) -> None:
-    from probes.costs import measure_costs
+    from probes.chain.costs import measure_costs
 
     try:
         found, notes = measure_costs(

@@ -21,7 +21,7 @@ from probes.conditions import Job, Progress, SelfCheck
 from probes.record import Record
 
 if TYPE_CHECKING:
-    from probes.vllm.job import EngineReport
+    from probes.vllm.measure_job import EngineReport
 
 NULLS = (
     "vLLM shows no probabilities, ranks or true-feature pass: draft_prob, target_prob_of_draft, overlap, fresh_right, "
@@ -50,7 +50,7 @@ def measure_vllm(
     """Makes (or goes on with) the run `out`. Raises InputError before anything is written, SelfCheckError where vLLM's
     counts are not the recorder's."""
     from probes.vllm.hooks import vllm_version
-    from probes.vllm.job import load, run_job
+    from probes.vllm.measure_job import load, run_job
 
     found = vllm_version()
     models = load(job)

@@ -1,6 +1,6 @@
 """What to measure: prompts, conditions, models and options, as plain frozen dataclasses. No torch here.
 
-Knows nothing of how it is measured (`probes.job`) nor of the files it was asked for in.
+Knows nothing of how it is measured (`probes.job.measure_job`) nor of the files it was asked for in.
 """
 
 from __future__ import annotations

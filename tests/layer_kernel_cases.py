@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from probes.drafter import llama
+from probes.drafter.layers import llama
 from probes.drafter.model import Drafter
 from tests.tiny_models import random_tensors, tiny_spec
 

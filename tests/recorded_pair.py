@@ -13,15 +13,15 @@ import torch
 
 from driftscope.runs import Run
 from probes.attention.slots import text_regions
+from probes.chain.replay import replay
 from probes.conditions import Job
 from probes.drafter.model import Drafter
-from probes.models import load_models
+from probes.job.loaded import load_models
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RoundBatch
-from probes.replay import replay
-from probes.target import Sampler, Target, TargetTrace
+from probes.target.model import Sampler, Target, TargetTrace
 from probes.vllm.engine import Engine, Text, TextRequest, engine
-from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder
+from probes.vllm.to_record import Condition, round_batch
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 

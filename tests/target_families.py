@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.target_family import auto_class
+from probes.target.family import auto_class
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, next_token, tiny_tokenizer
 
 SEED = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from probes import vocab_kernel
+from probes.target import vocab_kernel
 
 
 def check_kernel(

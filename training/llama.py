@@ -2,7 +2,7 @@
 
 Does not know how tokens are packed, cached or masked: attention is given from outside. Serves generation (one token for
 each of thousands of conversations, keys in a static cache) and training (many conversations packed into one row).
-transformers' own model is what it must agree with (tested); `probes.target` measures with that one.
+transformers' own model is what it must agree with (tested); `probes.target.model` measures with that one.
 """
 
 from __future__ import annotations

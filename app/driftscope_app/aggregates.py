@@ -15,7 +15,7 @@ import streamlit as st
 from driftscope.compare.pairing import turns_by_prompt
 from driftscope.diagnosis import intervene
 from driftscope.diagnosis.diagnose import diagnose
-from driftscope.diagnosis.models import Diagnosis
+from driftscope.diagnosis.diagnosis import Diagnosis
 from driftscope.diagnosis.named import Named, named_by
 from driftscope.runs import Run, RunInfo, read_run
 from driftscope.runs.reader import prompt_keys

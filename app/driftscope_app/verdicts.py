@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from driftscope.diagnosis.models import ConditionDiagnosis, Verdict, VerdictId
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Verdict, VerdictId
 from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
 from driftscope.report.glossary import VERDICTS
 from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from probes import live
-from probes.draft_loop import DraftInputs, DraftLoop, Drafts
+from probes.chain import live
+from probes.chain.draft_loop import DraftInputs, DraftLoop, Drafts
 from probes.drafter.model import Drafter
 
 Tensors = dict[str, Tensor]

@@ -14,11 +14,11 @@ from benchmarks.fault_bench import prompts
 from benchmarks.fault_bench.cases import ENGINE_FAULTS, HEADINGS, PAIRS, TARGET_CHANGES, Case, cases_of
 from benchmarks.fault_bench.faults import CUT_VOCABULARY, StaticFault, break_checkpoint
 from driftscope.check import check_pair
-from driftscope.check.models import Severity
+from driftscope.check.check_report import Severity
 from driftscope.diagnosis.diagnose import diagnose
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis
 from driftscope.diagnosis.facts import ConditionFacts, run_facts
 from driftscope.diagnosis.intervene import intervene, missing_interventions
-from driftscope.diagnosis.models import ConditionDiagnosis
 from driftscope.measure import measure
 from driftscope.plan import Plan
 from driftscope.runs import Run, RunStatus, read_run
@@ -216,7 +216,7 @@ def _run(case: Case, drafters: dict[str, str], folder: Path, options: Options) -
 
 
 def _config(target: str) -> dict:  # type: ignore[type-arg]
-    from probes.target import target_config
+    from probes.target.model import target_config
 
     return target_config(target)  # type: ignore[return-value]
 

@@ -3,9 +3,9 @@
 Reads runs through `driftscope.runs`, computes with `driftscope.stats`; measures nothing, knows no display.
 """
 
+from driftscope.advise.advice import Advice, ConditionAdvice, DepthAdvice, Recommendation
 from driftscope.advise.advise import advise
 from driftscope.advise.costs import RoundCosts, given_costs
-from driftscope.advise.models import Advice, ConditionAdvice, DepthAdvice, Recommendation
 
 __all__ = [
     "Advice",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from driftscope.advise.advice import Advice, BatchAdvice, ConditionAdvice, Costs, DepthAdvice, Recommendation
 from driftscope.advise.costs import (
     GivenCosts,
     RoundCosts,
@@ -18,7 +19,6 @@ from driftscope.advise.costs import (
     round_costs,
     timed_rounds,
 )
-from driftscope.advise.models import Advice, BatchAdvice, ConditionAdvice, Costs, DepthAdvice, Recommendation
 from driftscope.advise.walks import ConditionWalks, PromptKey, PromptWalks, condition_walks
 from driftscope.runs import Run
 from driftscope.runs.info import Cost

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftscope.bench.models import Estimate, Ratio, Row, Variant
+from driftscope.bench.bench_result import Estimate, Ratio, Row, Variant
 from driftscope.stats.intervals import ratio_intervals
 from driftscope.stats.paired import paired_difference
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import driftscope
-from driftscope.bench.models import MAX_IDLE_LOAD, BenchOptions, BenchResult, Machine, Variant
+from driftscope.bench.bench_result import MAX_IDLE_LOAD, BenchOptions, BenchResult, Machine, Variant
 from driftscope.bench.results import Sample, rows_of, unresolved, whole_repetitions
 from driftscope.check.pair import read_pair
 from driftscope.plan import Plan

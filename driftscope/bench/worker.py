@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftscope.bench.models import NO_DRAFTER, Variant
+from driftscope.bench.bench_result import NO_DRAFTER, Variant
 from driftscope.plan import Plan, make_plan
 from probes.errors import quotes_hidden
 
@@ -55,9 +55,9 @@ def work(job_file: Path) -> None:
 def prompts_of_job(job: Job) -> list[tuple[str, list[int]]]:
     """(prompt id, token ids) under the first condition; responses that came along are left out."""
     from probes.conditions import cells, prompts_of
-    from probes.prompt_text import render_or_take
-    from probes.rendering import insert_context
-    from probes.target import target_tokenizer
+    from probes.prompt.rendering import insert_context
+    from probes.prompt.under_condition import render_or_take
+    from probes.target.model import target_tokenizer
 
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
     tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)

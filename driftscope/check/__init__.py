@@ -4,7 +4,7 @@
 what the draft vocabulary reaches. `registry` lists every check with its stable id; docs/checks is made of it.
 """
 
-from driftscope.check.models import CheckList, CheckReport
+from driftscope.check.check_report import CheckList, CheckReport
 from driftscope.check.run import check_pair, list_checks
 
 __all__ = ["CheckList", "CheckReport", "check_pair", "list_checks"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from driftscope.check.models import Coverage, CoverageGroup, UncoveredToken
+from driftscope.check.check_report import Coverage, CoverageGroup, UncoveredToken
 from driftscope.check.pair import Pair
 from driftscope.check.scripts import script_of
 from driftscope.check.vocab_map import draft_target_ids

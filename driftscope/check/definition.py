@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from driftscope.check.models import Finding, Severity
+from driftscope.check.check_report import Finding, Severity
 
 
 @dataclass(frozen=True, kw_only=True)

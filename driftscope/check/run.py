@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from driftscope.check.coverage import measure_coverage
-from driftscope.check.models import (
+from driftscope.check.check_report import (
     SEVERITY_ORDER,
     CheckItem,
     CheckList,
@@ -16,6 +15,7 @@ from driftscope.check.models import (
     Severity,
     TargetSummary,
 )
+from driftscope.check.coverage import measure_coverage
 from driftscope.check.pair import Pair, read_pair
 from driftscope.check.registry import ENGINE_CHECKS, PAIR_MODULES, all_checks, check_of_reader_code
 from driftscope.check.rules import prompts

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from driftscope.check.check_report import Cell, Finding, SettingRow, Severity
 from driftscope.check.definition import Check
 from driftscope.check.engines import ENGINES, Engine, Reading
 from driftscope.check.engines.engine import Readings, rope_key
-from driftscope.check.models import Cell, Finding, SettingRow, Severity
 from driftscope.check.pair import Pair
 from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec
 

@@ -62,7 +62,7 @@ def bench(
     """
     from pydantic import ValidationError
 
-    from driftscope.bench.models import BenchOptions
+    from driftscope.bench.bench_result import BenchOptions
     from driftscope.bench.run import bench as timed
     from driftscope.cli.bench_text import as_markdown, print_result
     from driftscope.plan import make_plan, read_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftscope.bench.models import BenchResult, Estimate, Ratio, Row
+from driftscope.bench.bench_result import BenchResult, Estimate, Ratio, Row
 from driftscope.cli.console import console, printable
 
 COLUMNS = ("engine", "at once", "user", "speed-up", "all", "speed-up", "recording", "per round", "texts")

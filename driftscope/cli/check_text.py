@@ -13,7 +13,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from driftscope.check.models import Cell, CheckList, CheckReport, Coverage, CoverageGroup, Finding, SettingRow, Severity
+from driftscope.check.check_report import (
+    Cell,
+    CheckList,
+    CheckReport,
+    Coverage,
+    CoverageGroup,
+    Finding,
+    SettingRow,
+    Severity,
+)
 from driftscope.check.table import short_names
 from driftscope.cli.console import printable
 

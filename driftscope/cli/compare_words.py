@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftscope.compare import ComparedCondition, Comparison, ComparisonCell, Gate, MetricDifference
-from driftscope.compare.models import Outcome
+from driftscope.compare.comparison import Outcome
 
 COLUMNS = ("run", "drafter", "system_prompt", "template", "context_tokens")
 _HEADS = {"context_tokens": "context"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, InterventionResult, VerdictId
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Diagnosis, InterventionResult, VerdictId
 from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.runs import Run
 

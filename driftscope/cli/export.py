@@ -40,8 +40,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a run's rounds and depths as flat tables, or one condition's acceptance for other tools."""
-    from driftscope.exchange.condition import Selection
-    from driftscope.exchange.write import export as write
+    from driftscope.import_export.condition import Selection
+    from driftscope.import_export.write import export as write
     from driftscope.runs import read_run
 
     selection = Selection(

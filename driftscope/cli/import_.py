@@ -48,7 +48,7 @@ def import_(
     json: Json = False,
 ) -> None:
     """Make a run out of the acceptance metrics that an engine reports, for show, compare and the app."""
-    from driftscope.exchange import ImportOptions, read_acceptance, store_run
+    from driftscope.import_export import ImportOptions, read_acceptance, store_run
     from driftscope.runs import read_run
 
     found = read_acceptance(file, source=source, depth=depth, model=model, since=since)

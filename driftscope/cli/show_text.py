@@ -14,7 +14,7 @@ from rich.text import Text
 
 from driftscope.runs import Run, RunStatus
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
-from driftscope.summary.models import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
+from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 

@@ -4,9 +4,7 @@ Reads runs through `driftscope.runs`, takes the summary's sums, computes with `d
 """
 
 from driftscope.compare.compare import compare
-from driftscope.compare.gate import GateExpression, parse_gate
-from driftscope.compare.metrics import METRIC_HELP, metric_of
-from driftscope.compare.models import (
+from driftscope.compare.comparison import (
     ComparedCondition,
     Comparison,
     ComparisonCell,
@@ -15,6 +13,8 @@ from driftscope.compare.models import (
     MetricDifference,
     NotCompared,
 )
+from driftscope.compare.gate import GateExpression, parse_gate
+from driftscope.compare.metrics import METRIC_HELP, metric_of
 
 __all__ = [
     "METRIC_HELP",

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from driftscope.compare.contract import notes_on, temperature_of, why_not_comparable
-from driftscope.compare.differences import PairedSides, difference_from, metric_differences
-from driftscope.compare.gate import FailOn, GateExpression, judge
-from driftscope.compare.metrics import TOKENS_PER_ROUND, Metric, metric_of
-from driftscope.compare.models import (
+from driftscope.compare.comparison import (
     ComparedCondition,
     ComparedRun,
     Comparison,
@@ -20,6 +16,10 @@ from driftscope.compare.models import (
     MetricDifference,
     NotCompared,
 )
+from driftscope.compare.contract import notes_on, temperature_of, why_not_comparable
+from driftscope.compare.differences import PairedSides, difference_from, metric_differences
+from driftscope.compare.gate import FailOn, GateExpression, judge
+from driftscope.compare.metrics import TOKENS_PER_ROUND, Metric, metric_of
 from driftscope.compare.pairing import PairedBy
 from driftscope.compare.sides import COLUMN_OF, By, Matching, Side, match_runs, match_values, sides_of
 from driftscope.runs import Run

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from driftscope.compare.comparison import MetricDifference
 from driftscope.compare.metrics import Metric
-from driftscope.compare.models import MetricDifference
 from driftscope.compare.pairing import Pairs, PromptName, PromptSums, pair, paired_sums
 from driftscope.compare.sides import Side
 from driftscope.stats.acceptance import ratios

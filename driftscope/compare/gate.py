@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from driftscope.compare.comparison import Gate, GateCell, Outcome
 from driftscope.compare.metrics import Metric, metric_of
-from driftscope.compare.models import Gate, GateCell, Outcome
 from driftscope.stats.paired import Difference, holm
 from probes.errors import InputError
 

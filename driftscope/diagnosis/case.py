@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from driftscope.diagnosis.diagnosis import Evidence, NotJudged, Verdict, VerdictId
 from driftscope.diagnosis.evidence import verdict
 from driftscope.diagnosis.facts import ConditionFacts
 from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
-from driftscope.diagnosis.models import Evidence, NotJudged, Verdict, VerdictId
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_TOKENS
 from probes.interventions.base import PROOF_KINDS
 from probes.interventions.registry import REPLAYED

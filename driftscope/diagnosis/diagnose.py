@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Diagnosis, FileFinding, InterventionResult
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, run_facts
 from driftscope.diagnosis.gains import Gain
-from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, FileFinding, InterventionResult
 from driftscope.diagnosis.verdicts import judge
 from driftscope.diagnosis.waterfall import mean_parts
 from driftscope.runs import Run

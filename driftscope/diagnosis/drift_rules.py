@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from driftscope.diagnosis import drift
 from driftscope.diagnosis.case import Case, Outcome, found, needs_interventions
+from driftscope.diagnosis.diagnosis import Evidence, NotJudged, VerdictId
 from driftscope.diagnosis.evidence import difference_evidence
 from driftscope.diagnosis.measures import dense_difference
-from driftscope.diagnosis.models import Evidence, NotJudged, VerdictId
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftscope.check.models import Severity
+from driftscope.check.check_report import Severity
+from driftscope.diagnosis.diagnosis import Evidence, Verdict, VerdictId
 from driftscope.diagnosis.facts import ConditionFacts
 from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
-from driftscope.diagnosis.models import Evidence, Verdict, VerdictId
 from driftscope.stats.paired import Difference
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
 from probes.interventions.registry import BY_ID, REPLAYED

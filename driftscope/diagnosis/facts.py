@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from driftscope.check.models import Finding
+from driftscope.check.check_report import Finding
 from driftscope.diagnosis.files import file_findings, suspects
 from driftscope.diagnosis.gains import ConditionKey, Counts, Gain, counts_by_condition, gains
 from driftscope.diagnosis.waterfall import Waterfall, join, waterfalls

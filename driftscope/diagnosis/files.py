@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from driftscope.check import check_pair
-from driftscope.check.models import Finding
+from driftscope.check.check_report import Finding
 from driftscope.check.run import FAULTS
 from driftscope.runs import Run
 from driftscope.runs.info import RUN_JSON

@@ -169,7 +169,7 @@ def _run(
     from transformers.utils import logging as transformers_logging
 
     from probes.interventions.run import Interventions
-    from probes.models import for_interventions, load_models
+    from probes.job.loaded import for_interventions, load_models
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
     if models is None:

@@ -18,6 +18,7 @@ from driftscope.diagnosis.case import (
     is_wiring,
     needs_interventions,
 )
+from driftscope.diagnosis.diagnosis import Evidence, NotJudged, VerdictId
 from driftscope.diagnosis.evidence import (
     difference_evidence,
     file_evidence,
@@ -36,7 +37,6 @@ from driftscope.diagnosis.measures import (
     tokens_of,
     vocabulary_loss,
 )
-from driftscope.diagnosis.models import Evidence, NotJudged, VerdictId
 from driftscope.stats.thresholds import (
     COUNTED_MIN_GAIN_TOKENS,
     DEGENERATE_VERDICT_SHARE,

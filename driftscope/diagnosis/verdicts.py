@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from driftscope.diagnosis import drift_rules, rules
 from driftscope.diagnosis.case import FEEDBACK_WIRING, Case, Found, Rule, has_repairs, is_wiring
+from driftscope.diagnosis.diagnosis import Evidence, NotJudged, Verdict, VerdictId
 from driftscope.diagnosis.evidence import verdict, vocabulary_evidence
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts
 from driftscope.diagnosis.measures import vocabulary_loss
-from driftscope.diagnosis.models import Evidence, NotJudged, Verdict, VerdictId
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_ROUNDS, VERDICT_MIN_TOKENS
 from probes.interventions.base import PROOF_KINDS
 

@@ -14,7 +14,7 @@ from typing import Any
 from driftscope.prompts.line import Line, Reading, json_inside, left_out
 from probes.conditions import PromptInput
 from probes.errors import InputError
-from probes.messages import read_messages, require_unicode
+from probes.prompt.messages import read_messages, require_unicode
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 OTHER_NAMES_OF_ROLES = {

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from driftscope.diagnosis.diagnose import diagnose
-from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Diagnosis
 from driftscope.figures import Estimate
 from driftscope.report.estimates import depth_estimates, tokens_estimate
 from driftscope.report.text import label

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driftscope.diagnosis.models import VerdictId
+from driftscope.diagnosis.diagnosis import VerdictId
 from driftscope.stats.thresholds import (
     BOOTSTRAP_MIN_PROMPTS,
     BOOTSTRAP_RESAMPLES,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from driftscope.compare.comparison import MetricDifference
 from driftscope.compare.contract import notes_on, why_not_comparable
 from driftscope.compare.differences import PairedSides, metric_differences
 from driftscope.compare.metrics import Metric, metric_of
-from driftscope.compare.models import MetricDifference
 from driftscope.compare.pairing import PromptName
 from driftscope.compare.sides import Matching, match_runs, match_values, sides_of
 from driftscope.figures import Cell, Estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from driftscope.diagnosis.models import Verdict, VerdictId
+from driftscope.diagnosis.diagnosis import Verdict, VerdictId
 from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.report.contents import Condition, Contents
 from driftscope.report.glossary import LOSSES, VERDICTS

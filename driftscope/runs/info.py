@@ -126,7 +126,7 @@ class Provenance(Stored):
 
 
 class Cost(Stored):
-    """What a round costs on the machine that made the run: medians in microseconds (`probes.costs.MeasuredCost`)."""
+    """What a round costs on the machine that made the run: medians in microseconds (`probes.chain.costs.MeasuredCost`)."""
 
     drafter: str
     batch_size: Annotated[int, Field(ge=1, le=2**53)]  # requests in a round

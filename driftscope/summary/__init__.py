@@ -3,7 +3,7 @@
 Reads runs through `driftscope.runs`, computes with `driftscope.stats`; knows no display.
 """
 
-from driftscope.summary.models import ConditionSummary, DepthIntervals, FusionShares, Summary, TokensPerRound
+from driftscope.summary.run_summary import ConditionSummary, DepthIntervals, FusionShares, Summary, TokensPerRound
 from driftscope.summary.summarise import summarise
 from driftscope.summary.table import summary_table, write_summary
 

@@ -13,7 +13,7 @@ from driftscope.runs.schema import MASS_COLUMNS
 from driftscope.stats.acceptance import ratios
 from driftscope.stats.intervals import NO_INTERVAL, Interval, growth_intervals, ratio_intervals
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
-from driftscope.summary.models import (
+from driftscope.summary.run_summary import (
     ConditionSummary,
     DepthArray,
     DepthIntervals,

@@ -10,7 +10,7 @@ from driftscope.runs import Run
 from driftscope.runs.files import SUMMARY
 from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import write_table
-from driftscope.summary.models import ConditionSummary, Summary
+from driftscope.summary.run_summary import ConditionSummary, Summary
 from probes.errors import RunError
 
 SUMMARY_SCHEMA = pa.schema(

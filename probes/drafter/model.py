@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.fusion import Fusion
-from probes.drafter.llama import LlamaDrafterLayer, Rotation, rotary_embedding
+from probes.drafter.layers.llama import LlamaDrafterLayer, Rotation, rotary_embedding
+from probes.drafter.layers.qwen3 import Qwen3DrafterLayer
 from probes.drafter.norm import RMSNorm
-from probes.drafter.qwen3 import Qwen3DrafterLayer
 from probes.errors import CheckpointError
 
 LAYER_FAMILIES = {"llama": LlamaDrafterLayer, "qwen3": Qwen3DrafterLayer}

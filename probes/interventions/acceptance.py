@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from probes.chain import SlotCache, concat_aux, prefill, step
+from probes.chain.replay import blocks_of_starts, starts_of
+from probes.chain.rounds import label
+from probes.chain.step import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
-from probes.replay import blocks_of_starts, starts_of
-from probes.rounds import label
-from probes.target import TargetTrace
+from probes.target.model import TargetTrace
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from probes.checkpoint.rope import DEFAULT_THETA
 from probes.checkpoint.spec import DrafterSpec
 from probes.interventions.base import DrafterIntervention, TargetFacts
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain, which needs torch
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain.step, which needs torch
 YARN_FACTORS = (4, 8, 32)
 """Usual stretches; 32 is what ModelOpt's exporter injects."""
 WINDOWS = (512, 1024, 2048, 4096)

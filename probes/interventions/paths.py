@@ -24,12 +24,12 @@ from torch import Tensor
 
 from probes.attention.kernel import Band, attend
 from probes.attention.masses import OwnChain, merge_own, own_logits
-from probes.chain import SlotCache, concat_aux, prefill, step
+from probes.chain.replay import blocks_of_starts, starts_of
+from probes.chain.rounds import label
+from probes.chain.step import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
 from probes.interventions.base import PathIntervention
-from probes.replay import blocks_of_starts, starts_of
-from probes.rounds import label
-from probes.target import TargetTrace
+from probes.target.model import TargetTrace
 
 
 @dataclass(frozen=True)

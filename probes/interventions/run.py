@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from probes.chain import SlotCache, prefill
+from probes.chain.step import SlotCache, prefill
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Cell, Job, Progress, PromptInput, cells, prompts_of
 from probes.drafter.model import Drafter
@@ -29,15 +29,15 @@ from probes.interventions.base import (
     TextIntervention,
     load,
 )
+from probes.interventions.finished_texts import Reader, response_of, swap_suffix
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import compare_states
 from probes.interventions.registry import BASELINE, select
-from probes.interventions.texts import Reader, response_of, swap_suffix
-from probes.models import LoadedDrafter, Models
+from probes.job.condition_texts import texts_of
+from probes.job.loaded import LoadedDrafter, Models
+from probes.prompt.rendering import insert_context
 from probes.record import InterventionCounts, PromptRecord, TargetStates
-from probes.rendering import insert_context
-from probes.target import Prefix, Target, TargetTrace
-from probes.texts import texts_of
+from probes.target.model import Prefix, Target, TargetTrace
 
 CellKey = tuple[str, str, int]
 IsDone = Callable[[str, str, CellKey, str], bool]

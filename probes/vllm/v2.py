@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from probes.vllm.attach import prepare, schedule
+from probes.vllm.depth_writer import Probe
 from probes.vllm.hooks import wrap
-from probes.vllm.probe import Probe
 from probes.vllm.recorder import Recorder
 from probes.vllm.transport import SERIAL_MASK
 

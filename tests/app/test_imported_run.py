@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driftscope.exchange import ImportOptions, read_acceptance, store_run
+from driftscope.import_export import ImportOptions, read_acceptance, store_run
 from tests.app.conftest import PAGES, OpenApp, texts
 
 METRICS = Path(__file__).parents[1] / "fixtures" / "exchange" / "vllm_detailed.jsonl"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from probes.chain import prefill, step
+from probes.chain.step import prefill, step
 from probes.checkpoint.files import open_checkpoint
 from probes.checkpoint.layout import expected_shapes
 from probes.checkpoint.read import read_spec

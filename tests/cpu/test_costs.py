@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probes import costs as costs_module
-from probes.costs import measure_costs
+from probes.chain import costs as costs_module
+from probes.chain.costs import measure_costs
 from probes.drafter.model import Drafter
 from probes.errors import InputError
-from probes.target import Target
+from probes.target.model import Target
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 
 DEPTH = 3

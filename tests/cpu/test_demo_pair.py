@@ -11,8 +11,8 @@ import pytest
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter
 from driftscope.cli.demo import demo_plan
 from probes.conditions import Job
-from probes.job import run_job
-from probes.models import Models, load_models
+from probes.job.loaded import Models, load_models
+from probes.job.measure_job import run_job
 from probes.record import PromptRecord, RoundBatch
 
 MAX_BYTES = 36_000_000

@@ -11,9 +11,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from probes import demo_target
-from probes.demo_target import GGUF_NAME, demo_target_path
 from probes.errors import CheckpointError, InputError
+from probes.target import demo as demo_target
+from probes.target.demo import GGUF_NAME, demo_target_path
 
 
 @pytest.fixture(scope="module")

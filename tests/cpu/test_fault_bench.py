@@ -16,7 +16,7 @@ from benchmarks.fault_bench.prompts import SETS
 from benchmarks.fault_bench.run import Answer, Options, run_case
 from benchmarks.fault_bench.table import confusion, counts, judged, table
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
-from probes.draft_loop import DraftLoop
+from probes.chain.draft_loop import DraftLoop
 from probes.drafter.model import Drafter
 from tests.tiny_models import random_tensors, tiny_spec, tiny_target
 

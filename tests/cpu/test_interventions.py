@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from probes.chain import prefill
+from probes.chain.replay import replay
+from probes.chain.step import prefill
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.interventions.acceptance import ChainChange, accept
 from probes.interventions.base import DrafterIntervention, Parts, TargetFacts
+from probes.interventions.finished_texts import num_suffix_tokens
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import gram_similarity
 from probes.interventions.registry import ALL, BY_ID, PATHS, documentation, select
 from probes.interventions.run import Interventions
-from probes.interventions.texts import num_suffix_tokens
-from probes.job import run_job
-from probes.models import Models, load_models
+from probes.job.loaded import Models, load_models
+from probes.job.measure_job import run_job
 from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, RoundBatch, TargetStates
-from probes.replay import replay
 from tests.cpu.test_replay_reference import DEPTH, FLAGS, NUM_PROMPT, NUM_RESPONSE, make_prompt, make_text
 from tests.tiny_models import ROPE, matched_drafter, random_tensors, tiny_spec, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -74,7 +74,7 @@ def test_no_patch_is_the_chain_and_all_patches_are_fresh(flags: dict[str, Any]) 
 @pytest.mark.parametrize("flags", [{}, {"num_layers": 2}], ids=["one layer", "two layers"])
 def test_every_patched_step_equals_the_oracle_of_its_paths(flags: dict[str, Any]) -> None:
     """Depth 2 by hand, float64: which of key, query and residual come from the true state."""
-    from probes.chain import concat_aux, step
+    from probes.chain.step import concat_aux, step
     from probes.interventions.paths import _patched_step
 
     drafter, trace, _ = made_text({**flags, "norm_output": True})

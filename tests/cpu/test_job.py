@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from probes import texts
+from probes.chain.lossless import compare_with_plain
 from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPrompt, Template
 from probes.errors import CheckpointError, InputError, SelfCheckError
-from probes.job import run_job
-from probes.lossless import compare_with_plain
-from probes.models import Models, load_models
-from probes.prompt_text import render_prompt, shared_prefix_tokens
+from probes.job import condition_texts as texts
+from probes.job.loaded import Models, load_models
+from probes.job.measure_job import run_job
+from probes.prompt.under_condition import render_prompt, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
-from probes.target import Sampler, TargetTrace
+from probes.target.model import Sampler, TargetTrace
 from tests.chat_templates import SMOLLM2
 from tests.tiny_models import matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint

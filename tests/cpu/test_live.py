@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from probes.chain import prefill
+from probes.chain.live import record_live, run_live, run_live_batch
+from probes.chain.replay import replay
+from probes.chain.step import prefill
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
-from probes.live import record_live, run_live, run_live_batch
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.replay import replay
-from probes.target import Sampler, Target, TargetTrace
+from probes.target.model import Sampler, Target, TargetTrace
 from tests.tiny_models import captured, matched_drafter, tiny_target, tiny_tokenizer
 
 TIE_GAP = 1e-4

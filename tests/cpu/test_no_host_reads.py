@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from probes.chain import SlotCache
+from probes.chain.replay import draft_chains
+from probes.chain.rounds import measure_rounds
+from probes.chain.step import SlotCache
 from probes.drafter.model import Drafter
-from probes.replay import draft_chains
-from probes.rounds import measure_rounds
-from probes.trace import Choices, TargetTrace
+from probes.target.trace import Choices, TargetTrace
 from tests.tiny_models import random_tensors, tiny_spec
 
 FIRST, LAST, DEPTH, NUM_TOKENS = 9, 20, 4, 30

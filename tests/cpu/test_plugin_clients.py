@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from driftscope.production.config import ProductionConfig
-from driftscope.production.sampling import UNLABELLED, Sampler
-from driftscope.production.turns import END, MAX_MARKERS, START, TEMPLATE, UNKNOWN, RoleMarkers
-from driftscope.production.workers import SentHeads, TakenHeads
+from driftscope.vllm_plugin.config import ProductionConfig
+from driftscope.vllm_plugin.sampling import UNLABELLED, Sampler
+from driftscope.vllm_plugin.turns import END, MAX_MARKERS, START, TEMPLATE, UNKNOWN, RoleMarkers
+from driftscope.vllm_plugin.workers import SentHeads, TakenHeads
 from probes.record import TEXT_REGIONS
 from probes.vllm.attach import schedule
 from probes.vllm.recorder import Recorder, RecorderConfig

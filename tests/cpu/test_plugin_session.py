@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from driftscope.production.config import ProductionConfig, read_config
-from driftscope.production.records import response_end
-from driftscope.production.sampling import OTHER, UNLABELLED, Sampler
-from driftscope.production.session import Session
 from driftscope.runs import DrafterInfo, Run, RunInfo, RunStatus, RunWriter, read_run
 from driftscope.runs.verify import verify
-from probes.vllm.record import vocabulary
+from driftscope.vllm_plugin.config import ProductionConfig, read_config
+from driftscope.vllm_plugin.records import response_end
+from driftscope.vllm_plugin.sampling import OTHER, UNLABELLED, Sampler
+from driftscope.vllm_plugin.session import Session
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout
+from probes.vllm.to_record import vocabulary
 
 LAYOUT = RowLayout(level="counts", depth=3, num_aux=3, num_layers=1, num_heads=2)
 NUM_PROMPT = 5

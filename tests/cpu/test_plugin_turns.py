@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from driftscope.builtin import resolve_target
-from driftscope.production.turns import RoleMarkers, learn
+from driftscope.vllm_plugin.turns import RoleMarkers, learn
+from probes.prompt.rendering import render
 from probes.record import TEXT_REGIONS
-from probes.rendering import render
 
 
 @pytest.fixture(scope="module")

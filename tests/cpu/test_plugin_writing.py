@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from driftscope.production.config import ProductionConfig
-from driftscope.production.sampling import Sampler
-from driftscope.production.session import Session
-from driftscope.production.workers import SentHeads, TakenHeads
 from driftscope.runs import RunStatus, read_run, writer
 from driftscope.runs.verify import verify
+from driftscope.vllm_plugin.config import ProductionConfig
+from driftscope.vllm_plugin.sampling import Sampler
+from driftscope.vllm_plugin.session import Session
+from driftscope.vllm_plugin.workers import SentHeads, TakenHeads
 from tests.cpu.test_plugin_session import answered, recorder_status, session
 
 NUM_REQUESTS = 5
@@ -111,7 +111,7 @@ def test_while_nothing_can_be_written_requests_wait_in_the_queue_and_later_ones_
             raise no_space(path)
 
     Disk(monkeypatch, before)
-    monkeypatch.setattr("driftscope.production.session.MAX_WAITING", 3)
+    monkeypatch.setattr("driftscope.vllm_plugin.session.MAX_WAITING", 3)
     recorded = session(tmp_path, recorder_status())
     recorded.write(answered(0))
     assert has_failed.wait(600)
@@ -207,7 +207,7 @@ def test_heads_that_the_disk_did_not_take_turn_no_worker_off(tmp_path: Path, mon
     sent.write(answered(1))
     assert (sent.num_failed, sent.sampler.is_open) == (1, True)
     taken = TakenHeads(folder=tmp_path, num_ranks=2)
-    monkeypatch.setattr("driftscope.production.workers.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("driftscope.vllm_plugin.workers.PATIENCE_SECONDS", 0.0)
     assert taken.take("r0") == [None]
     assert taken.take("r1")[0]["start"].tolist() == [4, 6, 9]  # type: ignore[index]
 

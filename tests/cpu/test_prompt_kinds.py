@@ -12,9 +12,9 @@ import pytest
 from driftscope.plan import make_plan
 from probes.conditions import Cell, Job, PromptInput, SystemPrompt, Template, cells
 from probes.errors import InputError
-from probes.job import check_job, run_job
-from probes.models import Models, load_models
-from probes.prompt_text import render_or_take
+from probes.job.loaded import Models, load_models
+from probes.job.measure_job import check_job, run_job
+from probes.prompt.under_condition import render_or_take
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from probes.errors import InputError, SelfCheckError
+from probes.prompt.regions import Field, Part, locate, token_regions
+from probes.prompt.rendering import Rendered, insert_context, render
+from probes.prompt.tokenization import count_tokens, special_tokens, tokenize
 from probes.record import TEXT_REGIONS
-from probes.regions import Field, Part, locate, token_regions
-from probes.rendering import Rendered, insert_context, render
-from probes.tokenization import count_tokens, special_tokens, tokenize
 from tests import chat_templates
 
 WEATHER_TOOL = {
@@ -771,5 +771,5 @@ def num_bytes(tokenizer: Any, token: int) -> int:
 
 
 def test_importing_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, probes.rendering; assert not {'torch', 'transformers', 'jinja2'} & set(sys.modules)"
+    code = "import sys, probes.prompt.rendering; assert not {'torch', 'transformers', 'jinja2'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,20 +16,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import chain as chain_module
-from probes import replay as replay_module
-from probes import vocab_rows
 from probes.attention import kernel, masses
 from probes.attention.slots import slot_regions
-from probes.chain import prefill, step
+from probes.chain import replay as replay_module
+from probes.chain import step as chain_module
+from probes.chain.replay import replay
+from probes.chain.step import prefill, step
 from probes.checkpoint.spec import DrafterSpec
-from probes.drafter import llama
+from probes.drafter.layers import llama
 from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
 from probes.interventions.acceptance import accept
 from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.replay import replay
-from probes.target import TargetTrace
+from probes.target import vocab_rows
+from probes.target.model import TargetTrace
 from tests.reference_decoder import ChainStep, ReferenceDecoder
 from tests.tiny_models import random_tensors, random_text, tiny_spec
 

@@ -15,12 +15,12 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from probes.chain.live import record_live, run_live_batch
+from probes.chain.verification import DRAFT_STREAM, by_equality, by_rejection
 from probes.drafter.model import Drafter
-from probes.live import record_live, run_live_batch
 from probes.record import TEXT_REGIONS, PromptRecord, RejectionReason
-from probes.sampler import Sampler, Sampling
-from probes.target import Target
-from probes.verification import DRAFT_STREAM, by_equality, by_rejection
+from probes.target.model import Target
+from probes.target.sampler import Sampler, Sampling
 from tests.tiny_models import random_tensors, tiny_spec, vocab_map
 
 NUM_IDS, DRAFT_IDS = 7, torch.tensor([0, 1, 3, 4, 6])

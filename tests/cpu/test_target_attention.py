@@ -14,11 +14,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
-from probes.job import run_job
-from probes.models import LoadedDrafter, Models
+from probes.job.loaded import LoadedDrafter, Models
+from probes.job.measure_job import run_job
 from probes.record import TEXT_REGIONS, RoundBatch
-from probes.target import Target
-from probes.target_attention import COMPARED_REGIONS, jensen_shannon, target_masses
+from probes.target.attention import COMPARED_REGIONS, jensen_shannon, target_masses
+from probes.target.model import Target
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target, tiny_tokenizer
 
 SMALL = {

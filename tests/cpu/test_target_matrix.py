@@ -21,11 +21,11 @@ from probes.checkpoint.spec import FINAL_NORMED
 from probes.conditions import Job, PromptInput, SystemPrompt
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
-from probes.job import run_job
-from probes.models import LoadedDrafter, Models
+from probes.job.loaded import LoadedDrafter, Models
+from probes.job.measure_job import run_job
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
-from probes.target import TIE_LOGIT_GAP, Sampler, Target
-from probes.target_attention import COMPARED_REGIONS, target_masses
+from probes.target.attention import COMPARED_REGIONS, target_masses
+from probes.target.model import TIE_LOGIT_GAP, Sampler, Target
 from tests.target_families import FAMILIES, SEVERAL_STREAMS, WINDOW, Family, drafter_for
 from tests.tiny_models import VOCAB_SIZE
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from probes import template_process, template_worker
 from probes.errors import InputError, quotes_hidden
-from probes.rendering import render
+from probes.prompt import template_process, template_worker
+from probes.prompt.rendering import render
 from tests import chat_templates
 from tests.cpu.test_regions import CONVERSATION, TOOL_CONVERSATION, WEATHER_TOOL, byte_level, wrap
 
@@ -205,7 +205,7 @@ def test_a_tokenizer_with_a_rendering_of_its_own_is_asked_itself() -> None:
 def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from probes import template_process as t\n"
+        "from probes.prompt import template_process as t\n"
         "r = {'template': '{{ messages[0].content }}', 'conversation': [{'role': 'user', 'content': 'x'}], 'tools': None,"
         " 'add_generation_prompt': True, 'special_tokens': {}, 'kwargs': {}}\n"
         "assert t.render_text(r, t.Budget()) == 'x'\n"

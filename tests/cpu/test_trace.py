@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probes import trace as trace_module
-from probes.trace import HeadLogits, TargetTrace
+from probes.target import trace as trace_module
+from probes.target.trace import HeadLogits, TargetTrace
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

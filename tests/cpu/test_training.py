@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from driftscope.stats.degenerate import is_degenerate
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
-from probes.demo_target import demo_target_path
+from probes.target.demo import demo_target_path
 from training.attention import Packing, attend_flash, attend_plain
 from training.conversations import (
     Conversations,

@@ -14,17 +14,18 @@ import pytest
 from driftscope.cli import main
 from driftscope.plan import make_plan
 from driftscope.runs import read_run
-from probes import chain, trace
+from probes.chain import step as chain
 from probes.conditions import Job, PromptInput, Template
 from probes.drafter.model import Drafter
 from probes.errors import InputError
-from probes.job import run_job
-from probes.models import Models, load_models
-from probes.prompt_text import read_together
+from probes.job.loaded import Models, load_models
+from probes.job.measure_job import run_job
+from probes.prompt.under_condition import read_together
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
-from probes.target import Sampler, Target
-from probes.trace import HeadLogits
-from probes.vllm.job import refuse_unsupported
+from probes.target import trace
+from probes.target.model import Sampler, Target
+from probes.target.trace import HeadLogits
+from probes.vllm.measure_job import refuse_unsupported
 from tests.chat_templates import QWEN3
 from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, tiny_target

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from probes.vllm.probe import key_view
+from probes.vllm.depth_writer import key_view
 
 
 class TritonAttentionImpl(SimpleNamespace):

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from driftscope.production import workers
-from driftscope.production.config import ProductionConfig
-from driftscope.production.sampling import Sampler
-from driftscope.production.workers import SentHeads, TakenHeads, heads_folder
+from driftscope.vllm_plugin import workers
+from driftscope.vllm_plugin.config import ProductionConfig
+from driftscope.vllm_plugin.sampling import Sampler
+from driftscope.vllm_plugin.workers import SentHeads, TakenHeads, heads_folder
 from probes.record import REGIONS
 from probes.vllm.attach import refuse_unsupported
 from probes.vllm.ranks import SPLIT_COLUMNS, joined, overall, split_columns

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from probes.record import REGIONS, RejectionReason, RoundBatch
 from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
-from probes.vllm.record import Condition, round_batch
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, Rows, as_records
+from probes.vllm.to_record import Condition, round_batch
 
 Step = tuple[np.void, int, tuple[float, float]]
 K = 3

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.vllm.probe import Probe
+from probes.vllm.depth_writer import Probe
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, as_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probes.vocab_rows import overlap, row_statistics
+from probes.target.vocab_rows import overlap, row_statistics
 from tests.vocab_cases import check_kernel
 
 

@@ -147,7 +147,7 @@ def odd_run(folder: Path, name: str) -> str:
 
 def stored_acceptance(path: Path, request: dict[str, Any]) -> str:
     """Metrics of an engine as a run, read again."""
-    from driftscope.exchange import ImportOptions, read_acceptance, store, store_run
+    from driftscope.import_export import ImportOptions, read_acceptance, store, store_run
     from driftscope.runs import read_run
 
     store.summarise = store.write_summary = lambda *given: None  # duckdb wants more address space than there is
@@ -184,8 +184,8 @@ def byte_tokenizer() -> Any:
 
 def rendered(template: str, request: dict[str, Any]) -> str:
     """A conversation under a template, with regions for every token; templates have little time and text here."""
-    from probes import template_process
-    from probes.rendering import render
+    from probes.prompt import template_process
+    from probes.prompt.rendering import render
 
     template_process.MAX_CPU_SECONDS = 0.5
     template_process.MAX_TEXT_BYTES = 1 << 17
@@ -226,8 +226,7 @@ def main() -> None:
         read_as("list", "/nonexistent/a.drift")
     is_measuring = MEASURING in sys.argv
     if is_measuring:
-        import probes.job
-        import probes.models  # noqa: F401
+        pass
     limit_memory(MEASURING_MARGIN_MIB if is_measuring else MARGIN_MIB)
     print("ready", flush=True)
     for line in sys.stdin:

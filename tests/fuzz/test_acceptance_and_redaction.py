@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftscope.exchange import SOURCES
+from driftscope.import_export import SOURCES
 from tests.fuzz.conftest import Reader
 from tests.fuzz.hostile import damaged, damaged_bytes, json_text
 from tests.fuzz.test_checkpoint_files import ANY_SPEED

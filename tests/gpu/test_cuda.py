@@ -14,10 +14,10 @@ import torch
 from probes.attention.kernel import Band, attend, attend_plain, band_mask
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
-from probes.job import run_job
-from probes.models import LoadedDrafter, Models
+from probes.job.loaded import LoadedDrafter, Models
+from probes.job.measure_job import run_job
 from probes.record import RoundBatch
-from probes.target import Target
+from probes.target.model import Target
 from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 

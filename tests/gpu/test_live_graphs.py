@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from probes.chain.live import LiveRounds, run_live_batch
 from probes.drafter.model import Drafter
-from probes.live import LiveRounds, run_live_batch
-from probes.target import Sampler, Target, TargetTrace
+from probes.target.model import Sampler, Target, TargetTrace
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -11,20 +11,20 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from probes import replay as replay_module
-from probes import target as target_module
 from probes.attention import chunk
 from probes.attention.slots import slot_regions
-from probes.chain import prefill
+from probes.chain import replay as replay_module
+from probes.chain.replay import draft_chains, replay, starts_of
+from probes.chain.rounds import measure_rounds
+from probes.chain.step import prefill
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
-from probes.demo_target import demo_target_path
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.replay import draft_chains, replay, starts_of
-from probes.rounds import measure_rounds
-from probes.target import Target, TargetTrace
+from probes.target import model as target_module
+from probes.target.demo import demo_target_path
+from probes.target.model import Target, TargetTrace
 from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, random_tensors, tiny_spec, tiny_target
 

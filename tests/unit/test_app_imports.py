@@ -19,7 +19,7 @@ OTHERS = {"driftscope", "driftscope_app", "numpy", "plotly", "pyarrow", "pydanti
 MEASURING = (
     "driftscope.measure",
     "driftscope.vllm_plugin",
-    "driftscope.production",
+    "driftscope.vllm_plugin",
     "driftscope.cli",
     "driftscope.bench",
 )
@@ -52,7 +52,12 @@ def test_the_app_imports_what_it_may(file: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("import torch", "from transformers import AutoModel", "import vllm.engine", "from probes.models import load"),
+        *(
+            "import torch",
+            "from transformers import AutoModel",
+            "import vllm.engine",
+            "from probes.job.loaded import load",
+        ),
         *("from probes import target", "import probes", "from driftscope.measure import measure"),
         "import driftscope.cli.app",
     ],

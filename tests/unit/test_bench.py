@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from driftscope.bench import run
-from driftscope.bench.models import BenchOptions, BenchResult, Machine, Variant
+from driftscope.bench.bench_result import BenchOptions, BenchResult, Machine, Variant
 from driftscope.bench.results import Sample, rows_of, unresolved
 from driftscope.cli import main
 from driftscope.cli.bench_text import as_markdown

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from driftscope.check import CheckReport, check_pair
-from driftscope.check.models import Coverage
+from driftscope.check.check_report import Coverage
 from driftscope.check.rules import prompts as rules
 from driftscope.check.scripts import script_of
 from probes.errors import CheckpointError, InputError

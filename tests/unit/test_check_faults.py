@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from driftscope.check import check_pair
-from driftscope.check.models import Severity
+from driftscope.check.check_report import Severity
 from probes.errors import CheckpointError
 from tests.check_pairs import (
     DEFAULT,

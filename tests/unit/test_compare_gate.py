@@ -13,8 +13,8 @@ import pytest
 
 from driftscope.cli import main
 from driftscope.compare import Comparison, compare, parse_gate
+from driftscope.compare.comparison import Outcome
 from driftscope.compare.gate import judge
-from driftscope.compare.models import Outcome
 from driftscope.stats.paired import Difference, paired_difference
 from probes.errors import InputError
 from tests.unit.compare_runs import Cell, equal, noise, worse_in, write

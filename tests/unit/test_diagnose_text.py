@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from driftscope.cli.diagnose_text import print_diagnosis
-from driftscope.diagnosis.models import ConditionDiagnosis, Diagnosis, InterventionResult
+from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Diagnosis, InterventionResult
 from driftscope.runs import read_run
 from tests.synthetic_run import write_run
 

@@ -13,11 +13,11 @@ import pytest
 
 from driftscope.cli import main
 from driftscope.cli.schema import OUTPUTS, model_of
-from driftscope.exchange import ImportOptions, read_acceptance, store_run
-from driftscope.exchange.condition import Selection, walk_of
-from driftscope.exchange.profile import speculation_profile
-from driftscope.exchange.speculators import acceptance_csv
-from driftscope.exchange.write import FORMATS, export
+from driftscope.import_export import ImportOptions, read_acceptance, store_run
+from driftscope.import_export.condition import Selection, walk_of
+from driftscope.import_export.profile import speculation_profile
+from driftscope.import_export.speculators import acceptance_csv
+from driftscope.import_export.write import FORMATS, export
 from driftscope.runs import read_run
 from driftscope.summary import summarise
 from probes.errors import InputError, RunError

@@ -13,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftscope.cli import main
-from driftscope.exchange import SOURCES, AcceptanceFile, ImportOptions, read_acceptance, store_run
-from driftscope.exchange.read import ORDER_NOTE, UNDETERMINED
-from driftscope.exchange.rounds import BadCountsError, from_histogram, histogram_of_positions
-from driftscope.exchange.sglang import NO_METRICS, ONLY_MEANS, TREE_NOTE
-from driftscope.exchange.store import NO_PROMPT_TOKENS_NOTE, NO_RESPONSE_TOKENS_NOTE, TEMPERATURE_NOTE, UNORDERED_NOTE
+from driftscope.import_export import SOURCES, AcceptanceFile, ImportOptions, read_acceptance, store_run
+from driftscope.import_export.read import ORDER_NOTE, UNDETERMINED
+from driftscope.import_export.rounds import BadCountsError, from_histogram, histogram_of_positions
+from driftscope.import_export.sglang import NO_METRICS, ONLY_MEANS, TREE_NOTE
+from driftscope.import_export.store import (
+    NO_PROMPT_TOKENS_NOTE,
+    NO_RESPONSE_TOKENS_NOTE,
+    TEMPERATURE_NOTE,
+    UNORDERED_NOTE,
+)
 from driftscope.runs import Run, read_run, verify
 from driftscope.summary import summarise
 from probes.errors import InputError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from driftscope.production.config import read_config
 from driftscope.vllm_plugin import VARIABLE, register
+from driftscope.vllm_plugin.config import read_config
 from probes.errors import InputError
 
 

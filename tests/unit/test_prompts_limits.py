@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftscope.exchange import read_acceptance
+from driftscope.import_export import read_acceptance
 from driftscope.plan import make_plan, read_text
 from driftscope.prompts import read_prompts
 from driftscope.prompts.read import PromptFile

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 
 from driftscope.cli import main
 from driftscope.cli.report import ReportOutput
-from driftscope.diagnosis.models import FileFinding
+from driftscope.diagnosis.diagnosis import FileFinding
 from driftscope.report import make_report, write_report
 from driftscope.report.charts import difference_charts
 from driftscope.report.contents import read_contents

@@ -17,8 +17,8 @@ import pytest
 from driftscope.advise import advise
 from driftscope.compare import compare
 from driftscope.diagnosis.diagnose import diagnose
-from driftscope.exchange.condition import Selection
-from driftscope.exchange.write import export
+from driftscope.import_export.condition import Selection
+from driftscope.import_export.write import export
 from driftscope.report import write_report
 from driftscope.runs import Run, RunWriter, list_runs, read_run, recover, verify
 from driftscope.runs.reader import SCHEMAS

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftscope.check.models import Finding, Severity
+from driftscope.check.check_report import Finding, Severity
+from driftscope.diagnosis.diagnosis import NotJudged, Verdict, VerdictId
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts, StateChange, run_facts
 from driftscope.diagnosis.files import changed_files, check_files
 from driftscope.diagnosis.gains import Counts, gains
 from driftscope.diagnosis.intervene import why_not
-from driftscope.diagnosis.models import NotJudged, Verdict, VerdictId
 from driftscope.diagnosis.verdicts import RULES, judge
 from driftscope.diagnosis.waterfall import PARTS, Waterfall
 from driftscope.runs import read_run

@@ -1,4 +1,4 @@
-"""Acceptance in a running vLLM engine against `probes.live` and `probes.replay`: the same rounds, drafts kept and text.
+"""Acceptance in a running vLLM engine against live and replay (`probes.chain`): the same rounds, drafts kept and text.
 
 Greedy, float32. vLLM counts the accepted drafts of a round before it trims them at the stop, and so do live and replay:
 the lists are compared whole. A first difference between two tokens whose logits are closer than TIE_LOGIT_GAP is a tie,
@@ -18,13 +18,13 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 import numpy as np
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
+from probes.chain.live import LiveRounds, run_live
+from probes.chain.replay import replay
 from probes.conditions import Job
 from probes.drafter.model import Drafter
-from probes.live import LiveRounds, run_live
-from probes.models import Models, load_models
+from probes.job.loaded import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.replay import replay
-from probes.target import TIE_LOGIT_GAP, Sampler, Target, TargetTrace
+from probes.target.model import TIE_LOGIT_GAP, Sampler, Target, TargetTrace
 from tests.recorded_pair import random_prompts
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from tests.vllm import vllm_engine

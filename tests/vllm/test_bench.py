@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
-from driftscope.bench.models import BenchOptions, Variant
+from driftscope.bench.bench_result import BenchOptions, Variant
 from driftscope.bench.run import bench
 from driftscope.plan import make_plan
 

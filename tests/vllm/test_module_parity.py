@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from probes.chain import concat_aux
+from probes.chain.step import concat_aux
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.drafter.model import Drafter
-from probes.target import Target, target_config
+from probes.target.model import Target, target_config
 from tests.vllm import vllm_engine
 from tests.vllm.tiny_pair import TARGET_LAYERS, VOCAB, write_drafter, write_target
 

@@ -25,7 +25,7 @@ LABELS = (None, "policy-a", "policy-b")
 
 CRASH_PLUGIN = """
 def register():
-    from driftscope.production.sampling import Sampler
+    from driftscope.vllm_plugin.sampling import Sampler
     decide = Sampler.decide
     def crashing(self, request):
         if request.label == "crash":

@@ -19,7 +19,7 @@ MAX_NEW_TOKENS = 16
 
 CRASH_PLUGIN = """
 def register():
-    from driftscope.production.sampling import Sampler
+    from driftscope.vllm_plugin.sampling import Sampler
     from vllm.distributed import get_tensor_model_parallel_rank
     decide = Sampler.decide
     def crashing(self, request):

@@ -17,10 +17,10 @@ from driftscope.plan import Plan, make_plan
 from driftscope.runs import Run, read_run
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
-from probes.demo_target import demo_target_path
 from probes.errors import InputError, SelfCheckError
+from probes.target.demo import demo_target_path
 from probes.vllm import hooks
-from probes.vllm import job as vllm_job
+from probes.vllm import measure_job as vllm_job
 from probes.vllm.engine import Counters, engine
 
 VLLM = {"enforce_eager": True, "max_model_len": 1024}

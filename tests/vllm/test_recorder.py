@@ -17,10 +17,10 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 
 
 from probes.attention.slots import SLOT_REGIONS, slot_regions, text_regions
-from probes.chain import concat_aux, prefill, step
+from probes.chain.step import concat_aux, prefill, step
 from probes.record import REGIONS, TEXT_REGIONS, RejectionReason, RoundBatch
 from probes.vllm.engine import Engine, Text, TextRequest
-from probes.vllm.record import DEFAULT_LEVEL_REGIONS
+from probes.vllm.to_record import DEFAULT_LEVEL_REGIONS
 from tests.recorded_pair import (
     DEPTH,
     EXACT,

@@ -22,7 +22,7 @@ from driftscope.runs.verify import verify
 from probes.errors import InputError
 from probes.record import REGIONS, RoundBatch
 from probes.vllm.engine import Engine, Text, TextRequest
-from probes.vllm.record import DEFAULT_LEVEL_REGIONS
+from probes.vllm.to_record import DEFAULT_LEVEL_REGIONS
 from tests.recorded_pair import (
     DEPTH,
     EXACT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from driftscope.check.check_report import Finding, Severity
 from driftscope.check.definition import Check
-from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair
 from driftscope.check.weights import dead, is_float, sample
 

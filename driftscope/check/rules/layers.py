@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from driftscope.check.check_report import Finding, Severity
 from driftscope.check.definition import Check
 from driftscope.check.engines.engine import default_ids
-from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair
 from driftscope.check.weights import is_float, sample
 from probes.checkpoint.spec import FINAL_NORMED, Source

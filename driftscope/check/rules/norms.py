@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from driftscope.check.check_report import Finding, Severity
 from driftscope.check.definition import Check
 from driftscope.check.engines.vllm import load as load_as_vllm
-from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair
 from probes.checkpoint.spec import Source
 from probes.checkpoint.values import finite_number

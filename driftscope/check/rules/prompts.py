@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from driftscope.check.check_report import Coverage, CoverageGroup, Finding, Severity
 from driftscope.check.definition import Check
-from driftscope.check.models import Coverage, CoverageGroup, Finding, Severity
 from driftscope.check.pair import Pair
 
 MIN_COVERED_SHARE = 0.90  # of all tokens: published heads reach 93-98 % on text like their training's

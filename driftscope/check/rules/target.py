@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from driftscope.check.check_report import Finding, Severity
 from driftscope.check.definition import Check
-from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair, Target
 from driftscope.check.vocab_map import generation_config
 from probes.checkpoint.files import MAX_CONFIG_BYTES, read_json_object

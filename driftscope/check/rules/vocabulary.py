@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from driftscope.check.check_report import Finding, Severity
 from driftscope.check.definition import Check
-from driftscope.check.models import Finding, Severity
 from driftscope.check.pair import Pair
 from driftscope.check.vocab_map import draft_target_ids, stop_tokens
 from driftscope.check.weights import is_float, likeness, pick

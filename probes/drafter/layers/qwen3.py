@@ -1,0 +1,31 @@
+"""The Qwen3-type EAGLE-3 decoder layer: Llama's, with an RMSNorm over each head of q and k before RoPE.
+
+Agrees with vLLM 0.26-0.33 `qwen3_eagle3.py` and with transformers' Qwen3 layer (float64 tests of both kinds).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.layers.llama import LlamaAttentionProjections, LlamaDrafterLayer, Projected, Rotation, rotated
+from probes.drafter.norm import RMSNorm
+
+
+class Qwen3AttentionProjections(LlamaAttentionProjections):
+    def __init__(self, spec: DrafterSpec, input_size: int) -> None:
+        super().__init__(spec, input_size)
+        self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps)
+        self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps)
+
+
+class Qwen3DrafterLayer(LlamaDrafterLayer):
+    def __init__(self, spec: DrafterSpec, index: int) -> None:
+        super().__init__(spec, index)
+        self.self_attn = Qwen3AttentionProjections(spec, 2 * spec.hidden_size if index == 0 else spec.hidden_size)
+
+    def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k after their norms and RoPE; as `LlamaDrafterLayer.heads` otherwise."""
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        attn = self.self_attn
+        return *rotated(attn.q_norm(q), attn.k_norm(k), rotation), v
