@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from benchmarks.timing import GRAPH_CALLS, captured, copy_bandwidth, per_call, summary, table, time_in_turn, write
-from probes.attention.kernel import Band
+from probes.attention.band import Band
 from probes.attention.region_kernel import Paged, attend_banded, attend_paged
 from probes.attention.tiles import Blocks, choose_blocks
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from probes.attention import chain_kernel
-from probes.attention.kernel import Band
+from probes.attention.band import Band
 from probes.attention.masses import BandAttention, OwnChain, merge_masses, merge_own, own_logits
 from probes.attention.region_kernel import Paged, attend_banded, attend_paged
 from probes.attention.tiles import Blocks

@@ -1,7 +1,6 @@
-"""Fused attention with its log-sum-exp, over a band of slots: query i sees the slots first+i .. last+i.
+"""Fused attention with its log-sum-exp, over a band of slots.
 
-One row of queries, affine in i, is all that a chain needs: a causal prefix (with or without a window) whose edge moves by
-one slot a query. Knows nothing of who asks. Kernels (measured, torch 2.11 CUDA and 2.13 CPU):
+Knows nothing of who asks. Kernels (measured, torch 2.11 CUDA and 2.13 CPU):
 CPU: aten flash for CPU (float32, float64, bfloat16, unexpanded GQA; a fully masked row gives lse 0, so none is sent);
 CUDA: our Triton kernel, without Triton aten efficient (GQA expanded; lse padded to 32). Elsewhere: `attend_plain`.
 """
@@ -10,11 +9,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from probes.attention.band import Band
 
 MAX_MASK_ELEMENTS = 1 << 22
 """Queries are taken in blocks so that one block's additive mask stays below this (16 MiB in float32)."""
@@ -37,27 +37,6 @@ def kernel_name(device: str, dtype: str) -> str:
     if kind == "cuda" and dtype != "float64":
         return "driftscope region kernel (Triton)" if has_triton() else "aten efficient attention"
     return "aten flash attention for CPU" if kind == "cpu" else "plain torch"
-
-
-class Band(NamedTuple):
-    """Query i sees the slots max(0, first + i) .. last + i, both included."""
-
-    first: int
-    last: int
-
-    @classmethod
-    def causal(cls, last: int, *, query_position: int, window: int | None) -> Band:
-        """Query i stands at position query_position + i and sees slots up to last + i, of them only the last `window`.
-
-        A window of W shows a query at position p the slots j > p - W.
-        """
-        first = -(1 << 60) if window is None else query_position - window + 1
-        return cls(first, last)
-
-    @property
-    def is_empty(self) -> bool:
-        """The window ends before the first slot: no query sees any."""
-        return self.first > self.last
 
 
 def attend(

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from probes.attention.kernel import Band, attend, has_kernel
+from probes.attention.band import Band
+from probes.attention.kernel import attend, has_kernel
 
 
 class Masses(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from probes.attention.kernel import Band
+from probes.attention.band import Band
 from probes.attention.region_programs import attention, merge_splits, tile_regions
 from probes.attention.tiles import Blocks, choose_blocks, choose_splits, padded
 

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from probes.attention.kernel import Band, attend
+from probes.attention.band import Band
+from probes.attention.kernel import attend
 from probes.attention.masses import Masses, OwnChain, attend_regions, merge_chain, merge_own, own_logits
 from probes.attention.slots import SLOT_REGIONS
 from probes.drafter.layers.llama import Rotation

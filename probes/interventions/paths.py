@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from probes.attention.kernel import Band, attend
+from probes.attention.band import Band
+from probes.attention.kernel import attend
 from probes.attention.masses import OwnChain, merge_own, own_logits
 from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from probes.attention import kernel as kernel_module
-from probes.attention.kernel import Band, kernel_name
+from probes.attention.band import Band
+from probes.attention.kernel import kernel_name
 from probes.attention.masses import OwnChain, attend_regions_plain, merge_chain
 from probes.attention.region_kernel import RegionAttention, attend_banded
 from probes.attention.tiles import Blocks, choose_splits

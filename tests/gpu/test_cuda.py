@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from probes.attention.kernel import Band, attend, attend_plain, band_mask
+from probes.attention.band import Band
+from probes.attention.kernel import attend, attend_plain, band_mask
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
 from probes.job.loaded import LoadedDrafter, Models

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.attention.kernel import Band
+from probes.attention.band import Band
 from probes.attention.region_kernel import attend_banded
 from probes.attention.tiles import choose_splits
 from tests.kernel_cases import BANDED, PAGED, Case, PagedCase, check_banded, check_chain, check_paged
