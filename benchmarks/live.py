@@ -33,7 +33,8 @@ from probes.job.loaded import load_models
 from probes.prompt.rendering import render
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.target.family import new_cache
-from probes.target.model import Sampler, Target
+from probes.target.model import Target
+from probes.target.sampler import Sampler
 
 DEPTH = 7
 

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.target.model import Target, TargetTrace
+from probes.target.model import Target
+from probes.target.trace import TargetTrace
 
 SHAPES = {
     "Llama-3.1-8B": LlamaConfig(

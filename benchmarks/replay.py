@@ -23,7 +23,8 @@ from probes.chain.live import run_live
 from probes.chain.replay import replay
 from probes.drafter.model import Drafter
 from probes.target.family import new_cache
-from probes.target.model import Sampler, Target
+from probes.target.model import Target
+from probes.target.sampler import Sampler
 
 DEPTH = 7
 LAST_TOKENS = 512

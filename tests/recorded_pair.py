@@ -18,7 +18,10 @@ from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.job.loaded import load_models
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RoundBatch
-from probes.target.model import Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.sampler import Sampler
+from probes.target.trace import TargetTrace
+from probes.target.write import write
 from probes.vllm.engine import Engine, Text, TextRequest, engine
 from probes.vllm.recorder import Recorder
 from probes.vllm.to_record import Condition, round_batch
@@ -138,7 +141,8 @@ def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
 
 def text_of(pair: Pair, request: TextRequest, max_new_tokens: int) -> TargetTrace:
     """The target's own greedy text, in float32."""
-    [trace] = pair.target.write(
+    [trace] = write(
+        pair.target,
         [np.asarray(request.token_ids)],
         [request.key],
         max_new_tokens=max_new_tokens,

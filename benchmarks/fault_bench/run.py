@@ -216,7 +216,7 @@ def _run(case: Case, drafters: dict[str, str], folder: Path, options: Options) -
 
 
 def _config(target: str) -> dict:  # type: ignore[type-arg]
-    from probes.target.model import target_config
+    from probes.target.source import target_config
 
     return target_config(target)  # type: ignore[return-value]
 

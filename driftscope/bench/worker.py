@@ -57,7 +57,7 @@ def prompts_of_job(job: Job) -> list[tuple[str, list[int]]]:
     from probes.conditions import cells, prompts_of
     from probes.prompt.rendering import insert_context
     from probes.prompt.under_condition import render_or_take
-    from probes.target.model import target_tokenizer
+    from probes.target.source import target_tokenizer
 
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
     tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)

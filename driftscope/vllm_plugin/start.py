@@ -139,7 +139,7 @@ class _Production:
         from driftscope.vllm_plugin.session import Session
         from probes.checkpoint.read import read_spec
         from probes.checkpoint.tensors import load_tensors
-        from probes.target.model import target_config
+        from probes.target.source import target_config
         from probes.vllm.settings import drafter_model
         from probes.vllm.to_record import vocabulary
 

@@ -17,7 +17,8 @@ from probes.chain.draft_loop import DraftInputs, DraftLoop
 from probes.chain.live import Stopwatch
 from probes.chain.step import SlotCache, concat_aux, prefill
 from probes.drafter.model import Drafter
-from probes.target.model import Prefix, Target
+from probes.target.model import Target
+from probes.target.prefix import Prefix
 
 NUM_WARMUPS = 2
 

@@ -27,10 +27,11 @@ from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
 from probes.record import PromptRecord, RoundBatch
 from probes.target.attention import TargetMasses
-from probes.target.model import Prefix, Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.prefix import Prefix
 from probes.target.rows import TargetRows, can_shift
-from probes.target.sampler import Key
-from probes.target.trace import TIE_LOGIT_GAP
+from probes.target.sampler import Key, Sampler
+from probes.target.trace import TIE_LOGIT_GAP, TargetTrace
 
 
 @dataclass

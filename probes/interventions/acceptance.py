@@ -16,7 +16,7 @@ from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label
 from probes.chain.step import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
-from probes.target.model import TargetTrace
+from probes.target.trace import TargetTrace
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import numpy as np
 from probes.conditions import Cell, PromptInput
 from probes.prompt.under_condition import render_or_take, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.target.model import Target, TargetTrace
+from probes.target.model import Target
 from probes.target.sampler import Sampling
+from probes.target.trace import TargetTrace
 
 
 class Reader:

@@ -30,7 +30,7 @@ from probes.chain.rounds import label
 from probes.chain.step import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
 from probes.interventions.base import PathIntervention
-from probes.target.model import TargetTrace
+from probes.target.trace import TargetTrace
 
 
 @dataclass(frozen=True)

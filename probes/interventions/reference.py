@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probes.record import PromptRecord, TargetStates
-from probes.target.model import TargetTrace
+from probes.target.trace import TargetTrace
 
 
 def compare_states(record: PromptRecord, trace: TargetTrace, reference: TargetTrace) -> Iterator[TargetStates]:

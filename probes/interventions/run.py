@@ -37,7 +37,9 @@ from probes.job.condition_texts import texts_of
 from probes.job.loaded import LoadedDrafter, Models
 from probes.prompt.rendering import insert_context
 from probes.record import InterventionCounts, PromptRecord, TargetStates
-from probes.target.model import Prefix, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.prefix import Prefix
+from probes.target.trace import TargetTrace
 
 CellKey = tuple[str, str, int]
 IsDone = Callable[[str, str, CellKey, str], bool]

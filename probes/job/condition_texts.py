@@ -27,7 +27,11 @@ from probes.prompt.under_condition import (
     shared_prefix_tokens,
 )
 from probes.record import PromptRecord
-from probes.target.model import Prefix, Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.prefix import Prefix
+from probes.target.sampler import Sampler
+from probes.target.trace import TargetTrace
+from probes.target.write import write
 
 MAX_BATCH_TOKENS = 1 << 17
 """Tokens whose keys and values a batch of prompts holds at most (an 8B target in 16 bits: 17 GB), except for one prompt."""
@@ -79,7 +83,8 @@ def texts_of(
             rounds = {name: rounds for name, (_, rounds) in zip(ids, lived, strict=True)}
         else:
             traces, rounds = (
-                target.write(
+                write(
+                    target,
                     heads,
                     ids,
                     max_new_tokens=job.max_new_tokens,

@@ -16,7 +16,8 @@ from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.interventions.base import DrafterIntervention, TargetFacts
 from probes.interventions.registry import select
-from probes.target.model import Target, target_config
+from probes.target.model import Target
+from probes.target.source import target_config
 
 
 @dataclass(frozen=True, kw_only=True)

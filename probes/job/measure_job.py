@@ -20,7 +20,8 @@ from probes.prompt.rendering import insert_context
 from probes.prompt.under_condition import render_or_take, response_ids
 from probes.record import PromptRecord, Record
 from probes.target.attention import TargetMasses, target_masses
-from probes.target.model import Target, TargetTrace
+from probes.target.model import Target
+from probes.target.trace import TargetTrace
 
 ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 

@@ -16,13 +16,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from probes.attention.slots import SLOT_REGIONS, slot_regions
 from probes.errors import InputError
 from probes.record import TEXT_REGIONS
 from probes.target.family import WINDOW_LAYER_TYPES
-from probes.target.model import Prefix, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.prefix import Prefix
+from probes.target.trace import TargetTrace
 
 COMPARED_REGIONS = ("sink", *(r for r in TEXT_REGIONS if r != "response"), "response", "learned_sink")
 """own, current and response are one region here: the target has no chain of its own."""
@@ -53,9 +56,10 @@ def target_masses(
     full_layers = {i for i, layer_type in enumerate(types) if layer_type not in WINDOW_LAYER_TYPES}
 
     def measure(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, scale: float, options: Any) -> None:
-        masses[module.layer_idx] = _region_masses(q[0], k[0], mask, one_hot, scale, options)
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        masses[layer] = _region_masses(q[0], k[0], mask, one_hot, scale, options)
         if options.get("sliding_window") is not None:  # families with one window for all layers have no layer types
-            full_layers.discard(module.layer_idx)
+            full_layers.discard(layer)
 
     head = target.prefill(trace.token_ids[:first].cpu().numpy(), prefix=prefix)
     with _watched_attention(target.model, measure):
@@ -71,7 +75,7 @@ def target_masses(
 
 
 @contextmanager
-def _watched_attention(model: nn.Module, measure: Callable[..., None]) -> Iterator[None]:
+def _watched_attention(model: PreTrainedModel, measure: Callable[..., None]) -> Iterator[None]:
     """Within: every attention call also goes to `measure`; its result is unchanged."""
     name = model.config.get_text_config()._attn_implementation
     known = ALL_ATTENTION_FUNCTIONS.get(name)

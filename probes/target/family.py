@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -65,7 +71,7 @@ def refuse_foreign_kernels(config: PretrainedConfig) -> None:
                 )
 
 
-def find_decoder(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:
+def find_decoder(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, nn.ModuleList]:
     """The text decoder (its output is the post-norm state) and its layers. Raises InputError `unsupported_target`."""
     for module in model.get_decoder().modules():
         for child in module.children():
@@ -75,12 +81,12 @@ def find_decoder(model: nn.Module, num_layers: int) -> tuple[nn.Module, nn.Modul
     raise _unsupported(model, f"no list of {num_layers} decoder layers was found in it")
 
 
-def _refuse_bidirectional(model: nn.Module, layers: nn.ModuleList) -> None:
+def _refuse_bidirectional(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     if any(getattr(module, "is_causal", True) is False for layer in layers for module in layer.modules()):
         raise _unsupported(model, "its attention also sees later tokens, so it is no causal language model")
 
 
-def refuse_recurrent(model: nn.Module) -> None:
+def refuse_recurrent(model: PreTrainedModel) -> None:
     """Raises InputError `unsupported_target` for layers whose state cannot go back by some tokens."""
     config = model.config.get_text_config()
     types = _layer_types(config) | set(getattr(config, "layers_block_type", None) or ())
@@ -93,7 +99,7 @@ def refuse_recurrent(model: nn.Module) -> None:
         )
 
 
-def refuse_other_states(model: nn.Module, state: Tensor, token_ids: Tensor) -> None:
+def refuse_other_states(model: PreTrainedModel, state: Tensor, token_ids: Tensor) -> None:
     """Raises InputError `unsupported_target` where a layer does not pass on one state for each token (Gemma 3n)."""
     if state.dim() != 3 or state.shape[:2] != token_ids.shape:
         shape = " x ".join(map(str, state.shape))
@@ -102,7 +108,7 @@ def refuse_other_states(model: nn.Module, state: Tensor, token_ids: Tensor) -> N
         )
 
 
-def _unsupported(model: nn.Module, why: str) -> InputError:
+def _unsupported(model: PreTrainedModel, why: str) -> InputError:
     config = model.config.get_text_config()
     return InputError(
         f"targets of the family {config.model_type} cannot be measured: {why}",
@@ -134,7 +140,7 @@ def last_positions(config: PretrainedConfig, token_ids: Tensor, num_logits: int)
     return torch.arange(token_ids.shape[1] - num_logits, token_ids.shape[1], device=token_ids.device)
 
 
-def max_padded_tokens(model: nn.Module) -> int | None:
+def max_padded_tokens(model: PreTrainedModel) -> int | None:
     """How long a text may be, padding included, in a batch of prompts of unequal length; None = any length, 0 = none.
 
     A window sees padding as text, which is harmless while everything fits into it. Chunks and positions that are counted
@@ -156,14 +162,14 @@ def _windows(config: PretrainedConfig) -> dict[str, int]:
 
 
 @contextmanager
-def chunked_attention(model: nn.Module, *, is_first: bool, is_whole: bool) -> Iterator[None]:
+def chunked_attention(model: PreTrainedModel, *, is_first: bool, is_whole: bool) -> Iterator[None]:
     """Within: a chunk's queries on all slots before take `attend_chunk`. `is_whole`: the chunk has the usual length.
 
     transformers gives SDPA an explicit mask there, and SDPA then reads K and V once a query head by a slower kernel. Only
     on CUDA in 16 bits, where every layer sees all slots before and no padding is in the batch.
     """
     name = model.config.get_text_config()._attn_implementation
-    known = ALL_ATTENTION_FUNCTIONS.get(name)
+    known: Any = ALL_ATTENTION_FUNCTIONS.get(name)
     parameter = next(model.parameters())
     is_16_bit = parameter.dtype in (torch.bfloat16, torch.float16)
     if is_first or name != "sdpa" or not parameter.is_cuda or not is_16_bit or max_padded_tokens(model) is not None:

@@ -7,11 +7,9 @@ transformers' `hidden_states[n]`, which is after it), FINAL_NORMED the state aft
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoTokenizer, DynamicCache, PreTrainedModel
 
-from probes.checkpoint.files import name_and_revision
 from probes.checkpoint.spec import FINAL_NORMED
-from probes.errors import CheckpointError, InputError
+from probes.errors import InputError
 from probes.target.family import (
     attention_options,
     auto_class,
@@ -36,11 +33,9 @@ from probes.target.family import (
     refuse_other_states,
     refuse_recurrent,
 )
-from probes.target.rows import TargetRows
-from probes.target.sampler import Sampler
-from probes.target.trace import TIE_LOGIT_GAP, HeadLogits, TargetTrace
-
-__all__ = ["TIE_LOGIT_GAP", "Prefix", "Sampler", "Target", "TargetTrace", "target_config"]
+from probes.target.prefix import Prefix
+from probes.target.source import not_loadable, source_of
+from probes.target.trace import HeadLogits, TargetTrace
 
 PREFILL_CHUNK_TOKENS = 2048
 CUDA_PREFILL_CHUNK_TOKENS = 8192
@@ -50,23 +45,8 @@ HEAD_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Of the largest logit (else 2^-6): the head alone gives the model's logits, or the model does more after it."""
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """Tokens that several prompts share, computed once; never changed, `fork` before use."""
-
-    token_ids: np.ndarray  # int32 [token]
-    cache: DynamicCache
-    aux: dict[int, Float[Tensor, "token target_hidden"]]
-
-    def fork(self, num_copies: int = 1) -> DynamicCache:
-        cache = copy.deepcopy(self.cache)
-        if num_copies > 1:
-            cache.batch_repeat_interleave(num_copies)
-        return cache
-
-
 class Target:
-    def __init__(self, model: nn.Module, tokenizer: Any, *, aux_layer_ids: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, aux_layer_ids: Sequence[int] = ()) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
@@ -97,7 +77,7 @@ class Target:
 
         Raises CheckpointError naming the path when transformers cannot load it.
         """
-        name, options = _source(path, trust_remote_code)
+        name, options = source_of(path, trust_remote_code)
         try:
             config = AutoConfig.from_pretrained(name, **options)
             if not trust_remote_code:
@@ -108,7 +88,7 @@ class Target:
         except InputError:
             raise
         except Exception as error:  # transformers lets through whatever its many classes run into
-            raise _not_loadable(path, error) from error
+            raise not_loadable(path, error) from error
         return cls(model, tokenizer, aux_layer_ids=aux_layer_ids)
 
     @property
@@ -326,113 +306,3 @@ class Target:
             num_logits=max(PREFILL_CHUNK_TOKENS, CUDA_PREFILL_CHUNK_TOKENS),
         )
         return torch.cat(kept)[:-1]
-
-    @torch.inference_mode()
-    def write(
-        self,
-        prompts: Sequence[np.ndarray],
-        prompt_ids: Sequence[str],
-        *,
-        max_new_tokens: int,
-        num_continuation_tokens: int,
-        sampler: Sampler,
-        prefix: Prefix | None = None,
-    ) -> list[TargetTrace]:
-        """The target's own responses to a batch of prompts that begin with `prefix`.
-
-        Every text runs `num_continuation_tokens` past its end (a stop token, kept, or `max_new_tokens`) so that the last
-        rounds of a replay have labels. Prompts are padded between prefix and suffix, out of everybody's sight; a target
-        whose windows would see it (`can_pad`) takes only prompts of equal length.
-        """
-        for prompt in prompts:
-            self.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
-        head = self.empty_prefix() if prefix is None else prefix
-        rows = TargetRows(self, prompts, head)
-        rows.check_padding(max_new_tokens + num_continuation_tokens)
-        logits, aux, firsts = rows.begin()
-        states = {i: [a] for i, a in aux.items()}
-        width = rows.num_columns - len(head.token_ids)
-        kept_logits, emitted = [logits], []
-        stop_ids = torch.tensor(sorted(self.stop_ids) or [-1], device=self.device)
-        end = torch.full(
-            (len(prompts),), max_new_tokens, device=self.device
-        )  # response tokens, the stop token included
-        for done in range(1, max_new_tokens + num_continuation_tokens + 1):
-            token = sampler(kept_logits[-1], list(zip(prompt_ids, rows.num_tokens, strict=True)))
-            emitted.append(token)
-            end = torch.where(torch.isin(token, stop_ids) & (done < end), done, end)
-            if done >= int(end.max()) + num_continuation_tokens:
-                break
-            logits, aux = rows.extend(token[:, None])
-            kept_logits.append(logits[:, -1])
-            for index, a in aux.items():
-                states[index].append(a)
-        tokens = torch.stack(emitted, dim=1)
-        all_logits = torch.stack(kept_logits, dim=1)
-        all_states = {i: torch.cat(pieces, dim=1) for i, pieces in states.items()}
-        traces = []
-        for row, prompt in enumerate(prompts):
-            num_response = int(end[row])
-            num_new = num_response + num_continuation_tokens
-            is_stop = bool(torch.isin(tokens[row, num_response - 1], stop_ids))
-            first = firsts[row]
-            traces.append(
-                TargetTrace(
-                    token_ids=torch.cat(
-                        [torch.as_tensor(prompt, dtype=torch.int64, device=self.device), tokens[row, :num_new]]
-                    ),
-                    num_prompt_tokens=len(prompt),
-                    num_response_tokens=num_response,
-                    finish_reason="stop" if is_stop else "length",
-                    aux={
-                        i: torch.cat([head.aux[i], s[row, first : width + num_new - 1]])
-                        if i in head.aux
-                        else s[row, first : width + num_new - 1]
-                        for i, s in all_states.items()
-                    },
-                    logits=all_logits[row, :num_new],
-                    sampling=sampler.sampling,
-                )
-            )
-        return traces
-
-
-def target_config(path: str | Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """The target's text config as a dict, without loading weights."""
-    name, options = _source(path, trust_remote_code)
-    try:
-        return dict(AutoConfig.from_pretrained(name, **options).get_text_config().to_dict())
-    except Exception as error:  # as in Target.load
-        raise _not_loadable(path, error) from error
-
-
-def target_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The target's tokenizer, without loading weights."""
-    name, options = _source(path, trust_remote_code)
-    try:
-        return AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # as in Target.load
-        raise _not_loadable(path, error) from error
-
-
-def _source(path: str | Path, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` is given. Raises CheckpointError for a path that is not there."""
-    name, revision = name_and_revision(str(path))
-    return name, {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
-
-
-def _not_loadable(path: str | Path, error: Exception) -> CheckpointError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "trust_remote_code" in str(error):
-        return CheckpointError(
-            "this target brings its own Python code, which is not run",
-            code="remote_code",
-            where=str(path),
-            remedy="If you trust it, add --trust-remote-code.",
-        )
-    return CheckpointError(
-        f"transformers cannot load this target: {' '.join(lines[:2])[:300] or repr(error)}",
-        code="target_not_loadable",
-        where=str(path),
-        remedy="give a folder with config.json, safetensors weights and a tokenizer, or a Hub id",
-    )

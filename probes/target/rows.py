@@ -20,7 +20,8 @@ from transformers.cache_utils import DynamicLayer
 from probes.errors import InputError
 
 if TYPE_CHECKING:
-    from probes.target.model import Prefix, Target
+    from probes.target.model import Target
+    from probes.target.prefix import Prefix
 
 States = dict[int, Float[Tensor, "row token target_hidden"]]
 
@@ -94,6 +95,9 @@ class TargetRows:
             source = (column - self._tensor(moves)[:, None]).clamp_min(self.num_shared)
             source = torch.where(column < self.num_shared, column, source)[:, None, :, None]  # [row, 1, column, 1]
             for layer in self._cache.layers:
+                assert isinstance(layer, DynamicLayer)
+                assert layer.keys is not None
+                assert layer.values is not None
                 layer.keys = layer.keys.gather(2, source.expand_as(layer.keys))
                 layer.values = layer.values.gather(2, source.expand_as(layer.values))
 

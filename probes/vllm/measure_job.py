@@ -21,7 +21,7 @@ from probes.errors import InputError, SelfCheckError
 from probes.prompt.rendering import Rendered, insert_context
 from probes.prompt.under_condition import prompt_record, render_or_take
 from probes.record import PromptRecord, Record, RoundBatch
-from probes.target.model import target_config, target_tokenizer
+from probes.target.source import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.settings import disagreements

@@ -18,7 +18,8 @@ from probes.job.loaded import Models, load_models
 from probes.job.measure_job import run_job
 from probes.prompt.under_condition import render_prompt, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
-from probes.target.model import Sampler, TargetTrace
+from probes.target.sampler import Sampler
+from probes.target.trace import TargetTrace
 from tests.chat_templates import SMOLLM2
 from tests.tiny_models import matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -194,13 +195,13 @@ def test_shared_prefix(texts: list[str], expected: int) -> None:
 
 def test_long_prompts_are_written_in_smaller_batches(job: Job, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    write = type(models.target).write
+    write = texts.write
 
     def counted(target: object, prompts: list[np.ndarray], *rest: object, **options: object) -> object:
         sizes.append(len(prompts))
         return write(target, prompts, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(models.target), "write", counted)
+    monkeypatch.setattr(texts, "write", counted)
     together, _ = run(job, models)
     assert max(sizes) == 2
     sizes.clear()

@@ -21,7 +21,10 @@ from probes.chain.step import prefill
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.model import Drafter
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
-from probes.target.model import Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.sampler import Sampler
+from probes.target.trace import TargetTrace
+from probes.target.write import write
 from tests.tiny_models import captured, matched_drafter, tiny_target, tiny_tokenizer
 
 TIE_GAP = 1e-4
@@ -132,7 +135,7 @@ def written(
 ) -> TargetTrace:
     sampler = Sampler(temperature, seed=1)
     options = {"max_new_tokens": max_new_tokens, "num_continuation_tokens": depth, "sampler": sampler}
-    return pair.target.write([prompt], ["p"], **options)[0]
+    return write(pair.target, [prompt], ["p"], **options)[0]
 
 
 def prompt_record(trace: TargetTrace) -> PromptRecord:
@@ -427,7 +430,7 @@ def test_a_cut_text_is_the_same_by_plain_decoding_live_and_replay(
     )
     looped = record_live(pair.drafter, trace, rounds, prompt_record(trace), name="d")
     options = {"max_new_tokens": MAX_NEW_TOKENS, "num_continuation_tokens": DEPTH, "sampler": sampler}
-    text = pair.target.write([prompt], ["p"], **options)[0]
+    text = write(pair.target, [prompt], ["p"], **options)[0]
     assert response_of(text) == response_of(trace)
     assert_walk_is_live(replay(pair.drafter, text, prompt_record(text), name="d", depth=DEPTH), looped)
     for row, t in enumerate(looped.start.tolist()):
@@ -476,7 +479,8 @@ def test_batches_and_prefixes_write_what_plain_decoding_writes(pair: Pair, token
     prompts = [prompt_ids(tokenizer, turn) for turn in USER_TURNS]
     shared = next(i for i in range(99) if len({tuple(p[: i + 1]) for p in prompts}) > 1)
     for prefix in (None, pair.target.prefill(prompts[0][:shared])):
-        traces = pair.target.write(
+        traces = write(
+            pair.target,
             prompts,
             [str(i) for i in range(len(prompts))],
             max_new_tokens=12,

@@ -29,7 +29,7 @@ from probes.errors import InputError, SelfCheckError
 from probes.interventions.acceptance import accept
 from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target import vocab_rows
-from probes.target.model import TargetTrace
+from probes.target.trace import TargetTrace
 from tests.reference_decoder import ChainStep, ReferenceDecoder
 from tests.tiny_models import random_tensors, random_text, tiny_spec
 

@@ -25,7 +25,10 @@ from probes.job.loaded import LoadedDrafter, Models
 from probes.job.measure_job import run_job
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target.attention import COMPARED_REGIONS, target_masses
-from probes.target.model import TIE_LOGIT_GAP, Sampler, Target
+from probes.target.model import Target
+from probes.target.sampler import Sampler
+from probes.target.trace import TIE_LOGIT_GAP
+from probes.target.write import write
 from tests.target_families import FAMILIES, SEVERAL_STREAMS, WINDOW, Family, drafter_for
 from tests.tiny_models import VOCAB_SIZE
 
@@ -110,7 +113,8 @@ def test_a_batch_behind_a_shared_prefix_is_cacheless_greedy_decoding(case: Case)
     for prompt in prompts:
         prompt[:PREFIX_TOKENS] = prompts[0][:PREFIX_TOKENS]
     case.target.capture(AUX_LAYER_IDS)
-    traces = case.target.write(
+    traces = write(
+        case.target,
         prompts,
         ["a", "b", "c"],
         max_new_tokens=20,
@@ -133,7 +137,8 @@ def test_a_batch_behind_a_shared_prefix_is_cacheless_greedy_decoding(case: Case)
     assert num_ties <= 1
     if case.family.has_tight_window:
         with pytest.raises(InputError, match="padding"):
-            case.target.write(
+            write(
+                case.target,
                 [prompts[0], prompts[1][:-1]],
                 ["a", "b"],
                 max_new_tokens=2,

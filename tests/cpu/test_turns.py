@@ -23,8 +23,10 @@ from probes.job.measure_job import run_job
 from probes.prompt.under_condition import read_together
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import trace
-from probes.target.model import Sampler, Target
+from probes.target.model import Target
+from probes.target.sampler import Sampler
 from probes.target.trace import HeadLogits
+from probes.target.write import write
 from probes.vllm.measure_job import refuse_unsupported
 from tests.chat_templates import QWEN3
 from tests.same_rounds import assert_same_rounds
@@ -53,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         messages.append({"role": "user", "content": question})
         text = target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompt = np.array(target.tokenizer(text)["input_ids"], np.int32)
-        [written] = target.write([prompt], ["x"], max_new_tokens=20, num_continuation_tokens=0, sampler=Sampler())
+        [written] = write(target, [prompt], ["x"], max_new_tokens=20, num_continuation_tokens=0, sampler=Sampler())
         answer = target.tokenizer.decode(written.token_ids[len(prompt) :], skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer.strip()})
     (root / "conversation.jsonl").write_text(json.dumps({"id": "c", "messages": messages}))

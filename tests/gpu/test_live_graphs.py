@@ -9,7 +9,9 @@ from transformers import PreTrainedTokenizerFast
 
 from probes.chain.live import LiveRounds, run_live_batch
 from probes.drafter.model import Drafter
-from probes.target.model import Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.sampler import Sampler
+from probes.target.trace import TargetTrace
 from tests.tiny_models import matched_drafter, tiny_target, tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -24,7 +24,8 @@ from probes.errors import CheckpointError, InputError
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.target import model as target_module
 from probes.target.demo import demo_target_path
-from probes.target.model import Target, TargetTrace
+from probes.target.model import Target
+from probes.target.trace import TargetTrace
 from tests.same_rounds import assert_same_rounds
 from tests.tiny_models import matched_drafter, random_tensors, tiny_spec, tiny_target
 

@@ -24,7 +24,10 @@ from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.job.loaded import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
-from probes.target.model import TIE_LOGIT_GAP, Sampler, Target, TargetTrace
+from probes.target.model import Target
+from probes.target.sampler import Sampler
+from probes.target.trace import TIE_LOGIT_GAP, TargetTrace
+from probes.target.write import write
 from tests.recorded_pair import random_prompts
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from tests.vllm import vllm_engine
@@ -150,7 +153,8 @@ def replay_walk(
     drafter: Drafter, target: Target, prompt: list[int], lived: TargetTrace, max_new_tokens: int
 ) -> list[int]:
     """Accepted drafts of the rounds that replay says an engine makes, on the target's own plain greedy text."""
-    [trace] = target.write(
+    [trace] = write(
+        target,
         [np.asarray(prompt)],
         ["p"],
         max_new_tokens=max_new_tokens,

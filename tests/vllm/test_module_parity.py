@@ -25,7 +25,8 @@ from probes.chain.step import concat_aux
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
 from probes.drafter.model import Drafter
-from probes.target.model import Target, target_config
+from probes.target.model import Target
+from probes.target.source import target_config
 from tests.vllm import vllm_engine
 from tests.vllm.tiny_pair import TARGET_LAYERS, VOCAB, write_drafter, write_target
 
