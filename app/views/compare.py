@@ -7,11 +7,12 @@ from functools import partial
 
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
-from driftscope_app.paired import Prompts, difference, prompts_by_condition
+from driftscope_app.paired import difference, prompts_by_condition
 from driftscope_app.scope import Condition, Scope, SelectedRun
 from driftscope_app.text import plain, tokens_label
 
 from driftscope.compare.contract import why_settings_differ
+from driftscope.compare.pairing import Prompts
 from driftscope.figures import Cell, Estimate, Pair, difference_map, tokens_map
 from driftscope.figures.heat_map import difference_verdict
 from driftscope.stats.paired import holm

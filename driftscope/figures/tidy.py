@@ -75,7 +75,7 @@ class RegionMasses:
     """Head-mean attention probability by region: `mass[region][depth - 1]`, 0..1."""
 
     label: str
-    mass: dict[str, Sequence[float | None]]
+    mass: Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)

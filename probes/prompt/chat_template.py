@@ -49,7 +49,7 @@ class ChatTemplate:
                 remedy="Give only variables of the template, such as enable_thinking",
             )
         self.tokenizer = tokenizer
-        self.tools = [dict(tool) for tool in tools] if tools else None
+        self.tools: list[Any] | None = [dict(tool) for tool in tools] if tools else None
         self.kwargs = dict(kwargs)
         self.add_generation_prompt = add_generation_prompt
         self.budget = budget or Budget()

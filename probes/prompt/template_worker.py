@@ -76,7 +76,7 @@ def main() -> None:
         socket.send_bytes(str(error).encode())
         return
 
-    class Tokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
+    class Tokenizer(PreTrainedTokenizerBase):
         """All of a tokenizer that transformers' rendering reads."""
 
         chat_template = None

@@ -80,7 +80,7 @@ def _spans_by_decoding(
         begin = len(spans)
         for num_tokens in range(1, min(_MAX_TOKENS_OF_ONE_CHARACTER, len(ids) - begin) + 1):
             group = ids[begin : begin + num_tokens]
-            piece = tokenizer.decode(group, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            piece = str(tokenizer.decode(group, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             # Some decoders drop the space that a piece begins with.
             piece = next((p for p in (piece, " " + piece) if piece and text.startswith(p, cursor)), "")
             if piece:

@@ -15,7 +15,7 @@ from probes.prompt.rendering import Rendered, render
 from probes.record import TEXT_REGIONS, PromptRecord
 
 
-def render_prompt(tokenizer: object, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+def render_prompt(tokenizer: Any, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
     """The prompt under this condition, with regions. "none" means that no system text reaches the target: where the
     template would insert its own, an empty system turn is sent instead (and noted)."""
     messages = [dict(m) for m in prompt.messages]
