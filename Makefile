@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=app $(BIN)/lint-imports
 
 fault-bench: $(VENV)/.dev  ## known faults put into the demo and the tiny pair, and what check and diagnose make of each (hours on 2 cores)
 	$(BIN)/python -m benchmarks.fault_bench $(RUNS)/fault_bench

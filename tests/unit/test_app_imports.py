@@ -1,6 +1,6 @@
-"""The app's side of the import contract. import-linter holds the other two; the app's pages are scripts, no package of it.
+"""What the app may import, name by name; import-linter holds the order app -> driftscope -> probes.
 
-app -> driftscope -> probes: the app takes numbers from driftscope. Of probes it takes what both sides speak with: errors,
+The app takes numbers from driftscope. Of probes it takes what both sides speak with: errors,
 the names of what is recorded, and how files of others are opened. Nothing that measures.
 """
 
@@ -16,13 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "app").rglob("*.py"))
 OF_PROBES = {"probes.errors", "probes.record", "probes.regular_file"}
 OTHERS = {"driftscope", "driftscope_app", "numpy", "plotly", "pyarrow", "pydantic", "starlette", "streamlit"}
-MEASURING = (
-    "driftscope.measure",
-    "driftscope.vllm_plugin",
-    "driftscope.vllm_plugin",
-    "driftscope.cli",
-    "driftscope.bench",
-)
+MEASURING = ("driftscope.measure", "driftscope.vllm_plugin", "driftscope.cli", "driftscope.bench")
 
 
 def imported(file: Path) -> set[str]:
