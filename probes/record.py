@@ -1,8 +1,8 @@
 """What is measured: plain dataclasses of numpy arrays, columns over (round, depth, layer, head).
 
-Words are those of the design: a *round* is one draft and one verify, *depth* k = 1..K counts inside a round (index 0 of a
-depth axis is depth 1), a *slot* is a drafter KV position, a *region* is a set of slots. Unmeasured values are NaN in
-float arrays and -1 in integer arrays; a whole column that an engine cannot see is None. The writer stores both as null.
+A *round* is one draft and one verify, *depth* k = 1..K counts inside a round (index 0 of a depth axis is depth 1), a *slot*
+is a drafter KV position, a *region* is a set of slots (docs/architecture.md#words). Unmeasured values are NaN in float
+arrays and -1 in integer arrays; a whole column that an engine cannot see is None. The writer stores both as null.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The loss waterfall: each round's lost drafts K - A go whole to the first cause (design 7.4).
+"""The loss waterfall: each round's lost drafts K - A go whole to the first cause.
 
-An attribution over the walk, not the gain of a repair: `LOSS_NAMES` keeps the two apart for readers. The parts' means add
-up to K + 1 - tokens_per_round of the same rounds exactly. Rounds that end past the text or unverified have no cause: they
-are left out and counted.
+docs/architecture.md#loss-waterfall has the order. An attribution over the walk, not the gain of a repair: `LOSS_NAMES`
+keeps the two apart for readers. The parts' means add up to K + 1 - tokens_per_round of the same rounds exactly. Rounds that
+end past the text or unverified have no cause: they are left out and counted.
 """
 
 from __future__ import annotations

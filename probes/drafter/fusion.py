@@ -52,7 +52,7 @@ class Fusion(nn.Module):
         return aux if self.fc is None else self.fc(self.normed(aux))
 
     def shares(self, aux: Float[Tensor, "round fused"]) -> FusionShares:
-        """Decomposes f over the captured layers (design: `fusion_share`, `fusion_energy`, `aux_norm`)."""
+        """Decomposes f over the captured layers (docs/architecture.md#fusion)."""
         aux_norm = torch.stack([g.float().norm(dim=-1) for g in aux.chunk(self.num_aux, dim=-1)], dim=-1)
         if self.fc is None:
             return FusionShares(None, None, None, aux_norm)

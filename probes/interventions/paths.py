@@ -1,4 +1,4 @@
-"""Path patching: what each path of the fed-back state costs at depth k, one step at a time (design 7.2).
+"""Path patching, one step at a time: what each path of the fed-back state costs (docs/architecture.md#path-patching).
 
 At depth k the chain reads (embed(d), h): d the last draft, h the state fed back. Where the drafts so far equal the text,
 the true input of the same slot t+k-1 is (embed(x[t+k]), f[t+k-1]), and slots t+1 .. t+k-1 have true keys and values in the

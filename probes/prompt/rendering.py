@@ -1,4 +1,4 @@
-"""From chat messages to the target's prompt tokens, each with its region (design: `mass[region]`).
+"""From chat messages to the target's prompt tokens, each with its region (docs/architecture.md#regions-and-masses).
 
 What this module does not know: models, conditions, prompt files. It takes one conversation, a tokenizer and a template
 and says in `notes`, in plain sentences, what the template did that nobody asked for: a default system prompt, a system

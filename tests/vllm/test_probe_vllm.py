@@ -124,7 +124,7 @@ def test_sampled_texts_of_two_drafters_and_chunks_are_told(tmp_path: Path) -> No
 
 
 def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None:
-    """The checkpoint's flags and ids under keys that vLLM does not read (eagle_facts 2.9 and 7): it says nothing, we do."""
+    """The checkpoint's flags and ids under keys that vLLM does not read: it says nothing, we do."""
     drafter = Path(resolve_drafter("demo:eagle3.1"))
     shutil.copytree(drafter, tmp_path / "nested")
     file = tmp_path / "nested" / "config.json"
