@@ -64,7 +64,8 @@ def test_the_sdist_has_sources_and_tests_and_nothing_that_lies_around(sdist: Pat
     top = {name.split("/")[0] for name in names}
     assert top <= {
         *(".ci", "app", "benchmarks", "docs", "driftscope", "probes", "sample_prompts", "tests", "training"),
-        *("LICENSE", "Makefile", "PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore"),
+        *("LICENSE", "Makefile", "PKG-INFO", "constraints.txt", "pyproject.toml", ".gitignore"),
+        *(path.name for path in CHECKOUT.glob("*.md")),
         *(path.name for path in CHECKOUT.glob("*.mk")),
     }
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "app/streamlit_app.py"} <= names
