@@ -83,7 +83,7 @@ def attend_regions(
     q: Float[Tensor, "query head head_dim"],
     k: Float[Tensor, "slot kv_head head_dim"],
     v: Float[Tensor, "slot kv_head head_dim"],
-    region: UInt8[Tensor, "slot"],
+    region: UInt8[Tensor, "token"],  # of the whole text
     num_regions: int,
     band: Band,
     scale: float,
@@ -103,7 +103,7 @@ def attend_regions_plain(
     q: Float[Tensor, "query head head_dim"],
     k: Float[Tensor, "slot kv_head head_dim"],
     v: Float[Tensor, "slot kv_head head_dim"],
-    region: UInt8[Tensor, "slot"],
+    region: UInt8[Tensor, "token"],  # of the whole text
     num_regions: int,
     band: Band,
     scale: float,

@@ -54,7 +54,7 @@ def attend_banded(
     band: Band,
     scale: float,
     *,
-    region: UInt8[Tensor, "slot"] | None = None,
+    region: UInt8[Tensor, "token"] | None = None,
     num_regions: int = 0,
     sink: Float[Tensor, "head"] | None = None,
     num_splits: int | None = None,
@@ -86,8 +86,8 @@ def attend_banded(
 
 def attend_paged(
     q: Float[Tensor, "query head head_dim"],
-    k: Float[Tensor, "block slot kv_head head_dim"],
-    v: Float[Tensor, "block slot kv_head head_dim"],
+    k: Float[Tensor, "block row kv_head head_dim"],
+    v: Float[Tensor, "block row kv_head head_dim"],
     paged: Paged,
     scale: float,
     *,

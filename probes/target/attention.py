@@ -101,7 +101,7 @@ def _region_masses(
     q: Float[Tensor, "head query head_dim"],
     k: Float[Tensor, "kv_head slot head_dim"],
     mask: Tensor | None,
-    one_hot: Float[Tensor, "slot region"],
+    one_hot: Float[Tensor, "token region"],  # of the whole text
     scale: float,
     options: dict[str, Any],
 ) -> Float[Tensor, "query compared_region"]:

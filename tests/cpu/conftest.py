@@ -1,7 +1,21 @@
-"""Triton kernels run in its interpreter here. It must know before triton is imported for the first time."""
+"""Shapes are checked here: every call in the rooms that hold tensors has its annotations tested (jaxtyping, beartype).
+
+Triton kernels run in its interpreter, whose programs no decorator may wrap. Both must be known before the modules are
+imported for the first time.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+PROBES = Path(__file__).parents[2] / "probes"
+ROOMS = ("attention", "job", "target")
+FILES = [file for room in ROOMS for file in (PROBES / room).rglob("*.py") if "@triton.jit" not in file.read_text()]
+install_import_hook(
+    [".".join(file.relative_to(PROBES.parent).with_suffix("").parts) for file in FILES], "beartype.beartype"
+)

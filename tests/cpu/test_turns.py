@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from driftscope.cli import main
 from driftscope.plan import make_plan
@@ -185,23 +186,12 @@ def test_logits_kept_for_all_turns_together_take_no_more_than_those_of_one_text(
 ) -> None:
     """On a CUDA device only, for which states in the host's memory stand in here."""
 
-    class States:
-        is_cuda = True
-
-        def __init__(self, tokens: range) -> None:
-            self.tokens = tokens
-
-        def __len__(self) -> int:
-            return len(self.tokens)
-
-        def __getitem__(self, rows: slice) -> States:
-            return States(self.tokens[rows])
-
-        def element_size(self) -> int:
-            return 2
+    class States(torch.Tensor):
+        is_cuda = True  # type: ignore[assignment]
 
     def turns_of(num_tokens: int) -> list[HeadLogits]:
-        whole = HeadLogits(States(range(num_tokens)), lambda states: states, num_ids=10)  # type: ignore[arg-type]
+        states = torch.zeros(num_tokens, 4, dtype=torch.float16).as_subclass(States)
+        whole = HeadLogits(states, lambda states: states, num_ids=10)
         return [whole.part(slice(0, 30)), whole.part(slice(60, num_tokens))]
 
     monkeypatch.setattr(trace, "MAX_KEPT_BYTES", 100 * 10 * 2)
