@@ -24,35 +24,13 @@ from probes.checkpoint.spec import DrafterSpec
 from probes.conditions import Job, Progress, SelfCheck
 from probes.errors import InputError
 from probes.interventions.registry import select
-from probes.record import REGIONS, PromptRecord, Record
+from probes.record import PromptRecord, Record, region_definitions
 from probes.regular_file import open_regular
 
 if TYPE_CHECKING:
     from probes.job.loaded import Models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
-
-REGION_DEFINITIONS = dict(
-    zip(
-        REGIONS,
-        (
-            "slots t+1 .. t+k-1: this chain's own",
-            "slot t, the last verified pair",
-            "the first {sink_slots} slot(s); slot 0 is the pair (token 1, state of token 0): the first token is visible "
-            "to the drafter only through its state",
-            "special tokens, role headers and the generation prompt",
-            "the system prompt",
-            "tool definitions",
-            "the document inserted for the context length",
-            "user turns",
-            "earlier assistant turns",
-            "this turn's verified tokens before slot t",
-            "what could not be attributed",
-            "probability given to a learned softmax sink",
-        ),
-        strict=True,
-    )
-)
 
 
 def need_probe_extra() -> None:
@@ -271,7 +249,7 @@ def _run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list
             seed=job.seed,
             argv=argv,
         ),
-        region_definitions={name: text.format(sink_slots=job.sink_slots) for name, text in REGION_DEFINITIONS.items()},
+        region_definitions=region_definitions(job.sink_slots),
         notes=notes,
     )
 

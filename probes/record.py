@@ -9,24 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
-REGIONS = (
-    "own",  # slots t+1 .. t+k-1: this chain's own
-    "current",  # slot t, the last verified pair
-    "sink",  # the first S slots (option `sink_slots`)
-    "template",  # special tokens and role headers
-    "system",
-    "tools",
-    "context",  # the document inserted for the context length
-    "user",
-    "history",  # earlier assistant turns
-    "response",  # this turn's verified tokens before slot t
-    "unknown",
-    "learned_sink",  # probability given to a learned softmax sink: no slot
-)
+_REGION_DEFINITIONS = {
+    "own": "slots t+1 .. t+k-1: this chain's own; empty at depth 1",
+    "current": "slot t, the last verified pair",
+    "sink": "the first {sink_slots}; slot 0 is the pair (token 1, state of token 0): the first token is visible to the "
+    "drafter only through its state",
+    "template": "special tokens, role headers and the generation prompt",
+    "system": "the system prompt",
+    "tools": "tool definitions",
+    "context": "the document inserted for the context length",
+    "user": "user turns",
+    "history": "earlier assistant turns",
+    "response": "this turn's verified tokens before slot t",
+    "unknown": "what could not be attributed",
+    "learned_sink": "a learned softmax sink, which is no slot",
+}
+REGIONS = tuple(_REGION_DEFINITIONS)
 """Disjoint regions in order of precedence; their masses sum to 1 for each head."""
+
+
+def region_definitions(sink_slots: int | None = None) -> dict[str, str]:
+    """Region -> what it covers in a run with so many sink slots; None: in words, for any run."""
+    slots = "slots (1 unless the run says otherwise)" if sink_slots is None else f"{sink_slots} slot(s)"
+    return {name: text.format(sink_slots=slots) for name, text in _REGION_DEFINITIONS.items()}
+
 
 TEXT_REGIONS = ("template", "system", "tools", "context", "user", "history", "response", "unknown")
 """Regions that a token of the text can belong to, before `sink`, `current` and `own` take their slots."""
@@ -35,6 +45,15 @@ ENGINES = ("replay", "live", "vllm", "import")
 
 NUM_CANDIDATES = 5
 """How many of a distribution's most probable tokens are recorded at each (round, depth)."""
+
+
+class ConditionKey(NamedTuple):
+    """A condition: one drafter under one system prompt, template and context length."""
+
+    drafter: str
+    system_prompt: str
+    template: str
+    context_tokens: int
 
 
 class RejectionReason(IntEnum):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from probes.record import REGIONS
+from probes.record import REGIONS, ConditionKey
 
 FLOATS = pa.list_(pa.float32())
 INTS = pa.list_(pa.int32())
@@ -35,12 +35,17 @@ class BatchKey(NamedTuple):
     prompt_id: str
 
     @property
+    def condition(self) -> ConditionKey:
+        """The condition that this batch belongs to."""
+        return ConditionKey(*self[:4])
+
+    @property
     def prompt(self) -> PromptKey:
         """The prompt that this batch needs."""
         return PromptKey(*self[1:])
 
 
-CONDITION = ("drafter", "system_prompt", "template", "context_tokens")
+CONDITION = ConditionKey._fields
 
 _PROMPT_KEY = [
     pa.field("system_prompt", pa.string(), nullable=False),

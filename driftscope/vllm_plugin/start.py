@@ -189,9 +189,10 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure import REGION_DEFINITIONS, package_versions
+    from driftscope.measure import package_versions
     from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+    from probes.record import region_definitions
     from probes.vllm.hooks import vllm_version
     from probes.vllm.settings import disagreements, runner_settings
 
@@ -224,7 +225,7 @@ def _run_info(
             dtype=str(settings["dtype"]),
             argv=list(sys.argv),
         ),
-        region_definitions={n: text.format(sink_slots=config.sink_slots) for n, text in REGION_DEFINITIONS.items()},
+        region_definitions=region_definitions(config.sink_slots),
         notes=[note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])],
     )
     findings = list(disagreements(settings, spec, d2t))
