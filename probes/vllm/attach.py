@@ -10,7 +10,7 @@ from torch import nn
 from probes.vllm.hooks import refuse_unknown
 from probes.vllm.recorder import Recorder
 from probes.vllm.requests import NewRequest
-from probes.vllm.rows import RowLayout
+from probes.vllm.rows import HOOKED, RowLayout
 
 NOT_RECORDED = {
     "pipeline_parallel_size": "the drafter is on the last stage only; use tensor parallelism alone",
@@ -62,7 +62,7 @@ def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: s
     )
     if not is_eager:
         reason = "compiled code calls no hooks inside the layer"
-        for name in ("branch_norm_attn", "branch_norm_mlp", "input_share_embed"):
+        for name in HOOKED:
             recorder.unmeasured[name] = reason
     # a compiled drafter without the residual norm's operator must not be taken from vLLM's compilation cache
     additional = config.additional_config
