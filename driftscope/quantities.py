@@ -6,9 +6,10 @@ Knows no data. A new row of `OVER_DEPTH` (and its field of `ConditionSummary`) s
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
-from probes.record import REGIONS, region_definitions
+from probes.record import COLUMNS, REGIONS, region_definitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,13 @@ def _mass(region: str, **more: object) -> DepthQuantity:
         "is_share": True,
     }
     return DepthQuantity(**{**row, **more})  # type: ignore[arg-type]
+
+
+def _recorded(name: str, title: str, axis: str, *, is_share: bool = False, is_signed: bool = False) -> Quantity:
+    """A mean of a column as it is recorded: its definition is the column's."""
+    return Quantity(
+        name=name, title=title, axis=axis, definition=COLUMNS[name].meaning, is_share=is_share, is_signed=is_signed
+    )
 
 
 _SHOWN = (
@@ -210,42 +218,13 @@ _WITHOUT_DEPTH = (
     ),
 )
 _BY_HEAD = (
-    Quantity(
-        name="recent_mass",
-        title="Recent mass",
-        axis="attention on the same slots, fresh (share)",
-        definition="What a depth-1 query at slot t+k-1, with true features, puts on the slots that are `own` here.",
-        is_share=True,
-    ),
-    Quantity(
-        name="attention_entropy",
-        title="Attention entropy",
-        axis="entropy (nats)",
-        definition="Entropy of the attention probabilities over all slots, in nats.",
-    ),
+    _recorded("recent_mass", "Recent mass", "attention on the same slots, fresh (share)", is_share=True),
+    _recorded("attention_entropy", "Attention entropy", "entropy (nats)"),
 )
 _BY_AUX_LAYER = (
-    Quantity(
-        name="fusion_share",
-        title="Fusion share",
-        axis="signed share of the fused state",
-        definition="<W_i g_i, f> / ||f||^2 for each captured target layer i: how much of the fused state f it "
-        "contributes, signed. The shares (and that of the bias, where there is one) sum to 1.",
-        is_signed=True,
-    ),
-    Quantity(
-        name="fusion_energy",
-        title="Fusion energy",
-        axis="share of the summed norms",
-        definition="||W_i g_i|| / sum_j ||W_j g_j||: how loud a layer is, whatever its direction.",
-        is_share=True,
-    ),
-    Quantity(
-        name="aux_norm",
-        title="Captured state",
-        axis="L2 norm of g_i",
-        definition="Raw L2 norm of the target's hidden state at the captured layer.",
-    ),
+    _recorded("fusion_share", "Fusion share", "signed share of the fused state", is_signed=True),
+    _recorded("fusion_energy", "Fusion energy", "share of the summed norms", is_share=True),
+    _recorded("aux_norm", "Captured state", "L2 norm of g_i"),
 )
 
 QUANTITIES: dict[str, Quantity] = {
@@ -262,3 +241,65 @@ HEAD_QUANTITIES: dict[str, Quantity] = {
     )
 }
 """Drawn head by head."""
+
+
+_INTRODUCTION = """\
+# Quantities
+
+Made from the registry by `python -m driftscope.quantities > docs/quantities.md`; a test keeps the two equal.
+
+A *round* is one draft and one verify. *Depth* k = 1..K counts inside it. A *slot* is a drafter KV position: slot t holds
+the pair (embedding of token t+1, fused target state of token t). The drafter sees the first token only through its state in
+slot 0. More words, and the formulas: [architecture.md](architecture.md).
+
+## What is summed up
+
+`driftscope show --json` has these. Arrays over depth, [k], are means over the dense rounds of a replay (every start with K
+labels), elsewhere over the walk. A share is 0..1 unless it says signed.
+
+n is the prompts that have a round and do not loop: looping (degenerate) responses are found, left out of every headline and
+counted. Intervals (95 %) resample prompts ([statistics.md](statistics.md)).
+"""
+
+
+def quantities_document() -> str:
+    """docs/quantities.md."""
+    lines = [
+        _INTRODUCTION,
+        "| name | unit | definition | how to read it |",
+        "|---|---|---|---|",
+        *(_row(f"`{_written(q)}`", q.axis, q.definition, q.how_to_read) for q in QUANTITIES.values()),
+        "",
+        "The mass of every region stands under `mass`, by region:",
+        "",
+        "| region | what it covers |",
+        "|---|---|",
+        *(_row(f"`{name}`", meaning) for name, meaning in REGION_DEFINITIONS.items()),
+        "",
+        "## What a round records",
+        "",
+        "The columns of `rounds/` and `depths/`. What was not measured is null.",
+        "",
+        "| column | one value for each | type | meaning |",
+        "|---|---|---|---|",
+        *(
+            _row(f"`{name}`", c.axes, c.stored, c.meaning)
+            for name, c in COLUMNS.items()
+            if not name.startswith("mass_")
+        ),
+        _row("`mass_REGION`", COLUMNS["mass_own"].axes, "float32", COLUMNS["mass_own"].meaning),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _written(quantity: Quantity) -> str:
+    name = quantity.name.replace("mass_", "mass.")
+    return f"{name}[k]" if quantity.name in OVER_DEPTH else name
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(quantities_document())

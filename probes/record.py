@@ -138,97 +138,109 @@ class RoundBatch:
     num_trimmed_tokens: int | None  # tokens of the walk past the end; None without a walk (forced text)
     num_ties: int = 0  # draft or target ties (logit gap < 1e-4) that a parity test may resolve either way
 
-    start: Annotated[np.ndarray, Column("round", "slot t of the last verified pair", stored="int32")]
-    num_drafts: Annotated[np.ndarray, Column("round", "fewer than K where an engine allowed no more", stored="int32")]
-    accepted_drafts: Annotated[np.ndarray, Column("round", "0..K, without the bonus token", stored="int32")]
-    on_walk: Annotated[np.ndarray, Column("round", "a round that an engine would make", stored="bool")]
-    has_all_labels: Annotated[np.ndarray, Column("round", "K labels exist for this start", stored="bool")]
-    draft_us: Annotated[Maybe, Column("round", "device time of the draft, microseconds")] = None
-    verify_us: Annotated[Maybe, Column("round", "device time of the verify, microseconds")] = None
-    fusion_share_bias: Annotated[Maybe, Column("round", "signed share of fc's bias in the fused state")] = None
+    start: Annotated[np.ndarray, Column("round", "Slot t of the last verified pair.", stored="int32")]
+    num_drafts: Annotated[np.ndarray, Column("round", "Fewer than K where an engine allowed no more.", stored="int32")]
+    accepted_drafts: Annotated[np.ndarray, Column("round", "0..K, without the bonus token.", stored="int32")]
+    on_walk: Annotated[np.ndarray, Column("round", "A round that an engine would make.", stored="bool")]
+    has_all_labels: Annotated[np.ndarray, Column("round", "K labels exist for this start.", stored="bool")]
+    draft_us: Annotated[Maybe, Column("round", "Device time of the draft, microseconds.")] = None
+    verify_us: Annotated[Maybe, Column("round", "Device time of the verify, microseconds.")] = None
+    fusion_share_bias: Annotated[Maybe, Column("round", "Signed share of fc's bias in the fused state.")] = None
     fusion_share: Annotated[
         Maybe,
         Column(
             "round aux",
-            "<W_i g_i, f> / ||f||^2 for each captured layer i, ascending: its signed share of the fused state f",
+            "<W_i g_i, f> / ||f||^2 for each captured target layer i: how much of the fused state f it contributes, "
+            "signed. The shares (and that of the bias, where there is one) sum to 1.",
         ),
     ] = None
-    fusion_energy: Annotated[Maybe, Column("round aux", "||W_i g_i|| / sum_j ||W_j g_j||: how loud a layer is")] = None
-    aux_norm: Annotated[Maybe, Column("round aux", "raw L2 norm of the target's state g_i")] = None
-    draft_token: Annotated[np.ndarray, TokenIds("round depth", "target id of the draft")]
-    draft_prob: Annotated[Maybe, Column("round depth", "its probability under the drafter")] = None
-    draft_entropy: Annotated[Maybe, Column("round depth", "entropy of the drafter's distribution, nats")] = None
+    fusion_energy: Annotated[
+        Maybe, Column("round aux", "||W_i g_i|| / sum_j ||W_j g_j||: how loud a layer is, whatever its direction.")
+    ] = None
+    aux_norm: Annotated[
+        Maybe, Column("round aux", "Raw L2 norm of the target's hidden state g_i at the captured layer.")
+    ] = None
+    draft_token: Annotated[np.ndarray, TokenIds("round depth", "The draft, as a target id.")]
+    draft_prob: Annotated[Maybe, Column("round depth", "The draft's probability under the drafter.")] = None
+    draft_entropy: Annotated[Maybe, Column("round depth", "Entropy of the drafter's distribution, nats.")] = None
     target_token: Annotated[
         np.ndarray,
-        TokenIds("round depth", "the target's token; unmeasured after the first mismatch"),
+        TokenIds("round depth", "The target's token; unmeasured after the first mismatch."),
     ]
     target_prob_of_draft: Annotated[
-        Maybe, Column("round depth", "the draft's probability under the target; unmeasured after a mismatch")
+        Maybe, Column("round depth", "The draft's probability under the target; unmeasured after a mismatch.")
     ] = None
     target_rank_of_draft: Annotated[
-        Maybe, Column("round depth", "0 = the target's most probable token", stored="int32", missing=-1)
+        Maybe, Column("round depth", "0 = the target's most probable token.", stored="int32", missing=-1)
     ] = None
-    overlap: Annotated[Maybe, Column("round depth", "sum of min(p, q) over the vocabulary")] = None
+    overlap: Annotated[Maybe, Column("round depth", "Sum of min(p, q) over the vocabulary.")] = None
     draft_top_token: Annotated[
         Maybe,
-        TokenIds("round depth candidate", "the drafter's NUM_CANDIDATES most probable tokens, best first; target ids"),
+        TokenIds("round depth candidate", "The drafter's NUM_CANDIDATES most probable tokens, best first; target ids."),
     ] = None
     draft_top_prob: Annotated[
-        Maybe, Column("round depth candidate", "their probabilities, rounded to half precision: to be read")
+        Maybe, Column("round depth candidate", "Their probabilities, rounded to half precision: to be read.")
     ] = None
     target_top_token: Annotated[
         Maybe,
-        TokenIds("round depth candidate", "the target's; unmeasured after a mismatch"),
+        TokenIds("round depth candidate", "The target's; unmeasured after a mismatch."),
     ] = None
-    target_top_prob: Annotated[Maybe, Column("round depth candidate", "their probabilities, rounded likewise")] = None
+    target_top_prob: Annotated[Maybe, Column("round depth candidate", "Their probabilities, rounded likewise.")] = None
     accepted: Annotated[
-        np.ndarray, Column("round depth", "1, 0; unmeasured where it was not reached", stored="int8", missing=-1)
+        np.ndarray, Column("round depth", "1, 0; unmeasured where it was not reached.", stored="int8", missing=-1)
     ]
     rejection_reason: Annotated[
-        Maybe, Column("round depth", "a RejectionReason; None where the engine does not say", stored="string")
+        Maybe, Column("round depth", "A RejectionReason; None where the engine does not say.", stored="string")
     ]
     fresh_token: Annotated[
         Maybe,
-        TokenIds("round depth", "what depth 1 predicts at slot t+k-1 with true features"),
+        TokenIds("round depth", "What depth 1 predicts at slot t+k-1 with true features."),
     ] = None
     fresh_right: Annotated[
-        Maybe, Column("round depth", "1 where that equals the text, 0 where not", stored="int8", missing=-1)
+        Maybe, Column("round depth", "1 where fresh_token equals the text, 0 where not.", stored="int8", missing=-1)
     ] = None
-    hidden_feedback_norm: Annotated[Maybe, Column("round depth", "L2 norm of what the next depth receives")] = None
+    hidden_feedback_norm: Annotated[Maybe, Column("round depth", "L2 norm of what the next depth receives.")] = None
     target_divergence: Annotated[
         Maybe,
         Column(
             "round depth aux_and_mean",
             "Jensen-Shannon divergence (bits; on request) between the head-mean masses of this query and the target's at "
             "position t+k, own, current and response as one region: boundary id i -> layer i-1, then the mean of all "
-            "full-attention layers; unmeasured where the drafts so far differ from the text, and for id 0",
+            "full-attention layers. Unmeasured where the drafts so far differ from the text, and for id 0.",
         ),
     ] = None
     input_share_embed: Annotated[
-        Maybe, Column("round depth", "signed share of the embedding half in the stacked q, k, v")
+        Maybe, Column("round depth", "Signed share of the embedding half in the stacked q, k, v.")
     ] = None
     hidden_in_norm: Annotated[
-        Maybe, Column("round depth layer", "L2 norm of the residual stream entering the layer")
+        Maybe, Column("round depth layer", "L2 norm of the residual stream entering the layer.")
     ] = None
     hidden_out_norm: Annotated[
-        Maybe, Column("round depth layer", "L2 norm of the stream leaving it, before the final norm")
+        Maybe, Column("round depth layer", "L2 norm of the stream leaving the layer, before the final norm.")
     ] = None
-    branch_norm_attn: Annotated[Maybe, Column("round depth layer", "L2 norm of what attention adds")] = None
-    branch_norm_mlp: Annotated[Maybe, Column("round depth layer", "L2 norm of what the MLP adds")] = None
+    branch_norm_attn: Annotated[Maybe, Column("round depth layer", "L2 norm of what attention adds.")] = None
+    branch_norm_mlp: Annotated[Maybe, Column("round depth layer", "L2 norm of what the MLP adds.")] = None
     mass: Annotated[
         dict[str, np.ndarray],
-        Column("round depth layer head", "attention probability on a region; all regions sum to 1"),
+        Column("round depth layer head", "Attention probability on a region; all regions sum to 1."),
     ] = field(default_factory=dict)
     recent_mass: Annotated[
         Maybe,
         Column(
             "round depth layer head",
-            "mass of a query with true features at slot t+k-1 on the slots that are `own` here",
+            "What a depth-1 query at slot t+k-1, with true features, puts on the slots that are `own` here.",
         ),
     ] = None
-    own_excess: Annotated[Maybe, Column("round depth layer head", "own mass - recent_mass")] = None
-    sink_deficit: Annotated[Maybe, Column("round depth layer head", "sink mass of that query - this one's")] = None
-    attention_entropy: Annotated[Maybe, Column("round depth layer head", "entropy over all slots, nats")] = None
+    own_excess: Annotated[Maybe, Column("round depth layer head", "Mass on `own` - recent_mass.")] = None
+    sink_deficit: Annotated[
+        Maybe,
+        Column(
+            "round depth layer head", "Sink mass of a depth-1 query with true features at the same slot - this one's."
+        ),
+    ] = None
+    attention_entropy: Annotated[
+        Maybe, Column("round depth layer head", "Entropy of the attention probabilities over all slots, in nats.")
+    ] = None
 
     def values(self, name: str) -> np.ndarray | None:
         """A column of `COLUMNS`; None where the engine does not have it."""

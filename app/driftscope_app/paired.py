@@ -32,7 +32,7 @@ class Compared(NamedTuple):
 def prompts_by_condition(sums: pa.Table, basis: str) -> dict[ConditionKey, dict[PromptName, PromptSums]]:
     """From `aggregates.prompt_sums`: (drafter, system_prompt, template, context_tokens) -> tokens and rounds."""
     names = ("drafter", "system_prompt", "template", "context_tokens", "prompt_id", "turns", "is_degenerate")
-    columns = [sums[name].to_pylist() for name in (*names, f"{basis}_tokens", f"{basis}_rounds")]
+    columns = [sums[name].to_pylist() for name in (*names, f"num_{basis}_tokens", f"num_{basis}_rounds")]
     conditions: dict[ConditionKey, dict[PromptName, PromptSums]] = {}
     for drafter, system, template, context, prompt, turns, is_degenerate, tokens, rounds in zip(*columns, strict=True):
         prompts = conditions.setdefault((drafter, system, template, context), {})

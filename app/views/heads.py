@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
 from driftscope_app.scope import Condition, Scope
@@ -77,21 +79,9 @@ def _by_head(scope: Scope, shown: list[Condition]) -> None:
 
 
 def _head_masses(scope: Scope, condition: Condition, name: str, layer: int) -> HeadMasses:
-    s = condition.summary
-    drafter = condition.run.info.drafter(s.drafter)
-    num_heads = drafter.num_heads if drafter is not None else None
-    label = scope.series(condition)
-    if not num_heads:
-        return HeadMasses(label=label, values=())
-    ref = condition.run.ref
-    table = aggregates.head_means(
-        ref.path, ref.version, (s.drafter, s.system_prompt, s.template, s.context_tokens), name, num_heads
-    )
-    rows = [row for row in table.to_pylist() if row["layer"] == layer]
-    values = tuple(tuple(row[f"head_{head}"] for row in rows) for head in range(num_heads))
-    if not any(v is not None for row in values for v in row):
-        return HeadMasses(label=label, values=())
-    return HeadMasses(label=label, values=values, num_rounds=max((row["num_rounds"] for row in rows), default=0))
+    ref, label = condition.run.ref, scope.series(condition)
+    found = aggregates.head_means(ref.path, ref.version, condition.summary.key, name).get(layer)
+    return HeadMasses(label=label, values=()) if found is None else replace(found, label=label)
 
 
 main()

@@ -11,7 +11,6 @@ from driftscope.figures import (
     Cell,
     Curve,
     Estimate,
-    HeadMasses,
     Losses,
     Pair,
     Point,
@@ -207,13 +206,17 @@ def attention_charts(contents: Contents) -> list[Chart]:
 
 def _head_charts(conditions: Sequence[Condition], name: str) -> Iterator[Chart]:
     quantity = QUANTITIES[name]
-    of_layer = [(c, layer, masses) for c in conditions for layer, masses in head_means(c, name).items()]
+    of_layer = [
+        (c, layer, masses)
+        for c in conditions
+        for layer, masses in head_means(c.run.run, c.summary.key, name, c.series).items()
+    ]
     shown = [(c, layer, m) for c, layer, m in of_layer if 0 < len(m.values) <= MAX_HEADS]
     values = [v for _, _, m in shown for row in m.values for v in row if v is not None]
     num_layers = len({layer for _, layer, _ in shown})
     for c, layer, masses in shown:
         figure = head_map(
-            HeadMasses(label=c.series, values=masses.values, num_rounds=masses.num_rounds),
+            masses,
             title=quantity.title,
             value_range=(min(0.0, *values), max(values)),
             is_signed=quantity.is_signed,
@@ -239,8 +242,7 @@ def fusion_charts(contents: Contents) -> list[Chart]:
 
 def _shares(condition: Condition, variant: int) -> list[Share]:
     s, sums = condition.summary, condition.run.sums
-    key = (s.drafter, s.system_prompt, s.template, s.context_tokens)
-    rows = [i for i, k in enumerate(sums.keys) if k[:4] == key and not sums.is_degenerate[i]]
+    rows = [i for i, key in enumerate(sums.keys) if key.condition == s.key and not sums.is_degenerate[i]]
     layer_ids = s.fusion_share.layer_ids
     parts = [(str(id), sums.fusion_share, i) for i, id in enumerate(layer_ids)]
     if s.fusion_share.bias is not None:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from probes.record import ConditionKey
+
 DepthArray = list[float | None]
 
 
@@ -88,6 +90,11 @@ class ConditionSummary(BaseModel):
     out_of_draft_vocab_share: float | None  # share of the emitted tokens, each counted once, that no draft can be
     degenerate_share: float | None
     text_agreement: float | None  # share of text positions where the target's argmax is the text; forced text only
+
+    @property
+    def key(self) -> ConditionKey:
+        """The condition."""
+        return ConditionKey(self.drafter, self.system_prompt, self.template, self.context_tokens)
 
     def over_depth(self, name: str) -> DepthArray:
         """The means of one of `quantities.OVER_DEPTH`, from depth 1 on."""

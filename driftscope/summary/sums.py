@@ -14,11 +14,9 @@ import numpy as np
 
 from driftscope.quantities import OUT_OF_DRAFT_VOCAB, OVER_DEPTH
 from driftscope.runs import BatchKey, Run
+from driftscope.runs.views import BATCH_KEY
 
 MAX_RUNS_KEPT = 8  # a report compares a few runs and asks for each one's sums several times
-_KEY = ", ".join(BatchKey._fields)
-_BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
-"""The rounds that arrays over depth are means of: dense in a replay, the walk elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,7 @@ def batch_sums(run: Run) -> BatchSums:
     """Aggregate the whole run, once for each opened one: an opened run stays as it stood. Read the arrays, never change
     them. Raises RunError for a part that cannot be read.
     """
-    batches = _columns(
-        run,
-        f"select {_KEY}, any_value(engine) as engine, max(num_depths) as num_depths, "
-        "coalesce(any_value(is_degenerate), false) as is_degenerate, "
-        "any_value(text_agreement) as text_agreement, any_value(num_response_tokens) as num_response_tokens, "
-        "count(*) as num_rounds, "
-        "count(*) filter (has_all_labels) as num_dense_rounds, count(*) filter (on_walk) as num_walk_rounds, "
-        "coalesce(sum(accepted_drafts + 1) filter (has_all_labels), 0)::bigint as num_dense_tokens, "
-        "coalesce(sum(accepted_drafts + 1) filter (on_walk), 0)::bigint as num_walk_tokens "
-        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        f"group by {_KEY} order by min(round_id)",
-    )
+    batches = _columns(run, "select * from batches order by first_round_id")
     keys = _keys(batches)
     index = {key: number for number, key in enumerate(keys)}
     return BatchSums(
@@ -100,8 +87,8 @@ def _depth_means(run: Run, index: dict[BatchKey, int], depth: int) -> dict[str, 
     found = _columns(
         run,
         "with layers as (select drafter, max(layer) as last_layer from depths group by drafter) "
-        f"select {_KEY}, depth, {selected} from depths join layers using (drafter) where {_BASIS} "
-        f"group by {_KEY}, depth",
+        f"select {BATCH_KEY}, depth, {selected} from basis_depths join layers using (drafter) "
+        f"group by {BATCH_KEY}, depth",
     )
     place = (_index(found, index), found["depth"].astype(np.int64) - 1)
     return {q.name: _scatter(found, q.name, place, (len(index), depth)) for q in quantities}
@@ -110,10 +97,10 @@ def _depth_means(run: Run, index: dict[BatchKey, int], depth: int) -> dict[str, 
 def _fusion_share(run: Run, index: dict[BatchKey, int]) -> MeanParts:
     found = _columns(
         run,
-        f"with shares as (select {_KEY}, unnest(fusion_share) as share, "
-        f"generate_subscripts(fusion_share, 1) as position from rounds where {_BASIS}) "
-        f"select {_KEY}, position, sum(share)::double as total_share, count(share) as count_share "
-        f"from shares group by {_KEY}, position",
+        f"with shares as (select {BATCH_KEY}, unnest(fusion_share) as share, "
+        f"generate_subscripts(fusion_share, 1) as position from basis_rounds) "
+        f"select {BATCH_KEY}, position, sum(share)::double as total_share, count(share) as count_share "
+        f"from shares group by {BATCH_KEY}, position",
     )
     place = (_index(found, index), found["position"].astype(np.int64) - 1)
     return _scatter(found, "share", place, (len(index), int(max(found["position"], default=0))))
@@ -122,8 +109,8 @@ def _fusion_share(run: Run, index: dict[BatchKey, int]) -> MeanParts:
 def _fusion_share_bias(run: Run, index: dict[BatchKey, int]) -> MeanParts:
     found = _columns(
         run,
-        f"select {_KEY}, coalesce(sum(fusion_share_bias), 0)::double as total_bias, "
-        f"count(fusion_share_bias) as count_bias from rounds where {_BASIS} group by {_KEY}",
+        f"select {BATCH_KEY}, coalesce(sum(fusion_share_bias), 0)::double as total_bias, "
+        f"count(fusion_share_bias) as count_bias from basis_rounds group by {BATCH_KEY}",
     )
     place = (_index(found, index), np.zeros(len(found["drafter"]), dtype=np.int64))
     return _scatter(found, "bias", place, (len(index), 1))

@@ -13,14 +13,21 @@ from rich.console import Console
 from driftscope.cli.show_text import print_summary
 from driftscope.compare.compare import compare
 from driftscope.compare.metrics import METRIC_HELP
-from driftscope.quantities import DEPTH_CHARTS, HEAD_QUANTITIES, OVER_DEPTH, QUANTITIES, DepthQuantity
+from driftscope.quantities import (
+    DEPTH_CHARTS,
+    HEAD_QUANTITIES,
+    OVER_DEPTH,
+    QUANTITIES,
+    DepthQuantity,
+    quantities_document,
+)
 from driftscope.report.charts import HEAD_MAPS, depth_charts
 from driftscope.report.contents import read_contents
 from driftscope.runs import Run, read_run
 from driftscope.summary import ConditionSummary, summarise, summary_table
 from driftscope.summary.run_summary import DepthArray
 from driftscope.summary.sums import batch_sums
-from probes.record import REGIONS
+from probes.record import COLUMNS, REGIONS
 from tests.acceptance_oracle import acceptance_counts
 from tests.synthetic_run import make_batch, make_prompt, make_records, write_run
 
@@ -101,3 +108,12 @@ def test_acceptance_is_that_of_counting_round_by_round(tmp_path: Path) -> None:
     assert means["acceptance_marginal"].count[0].tolist() == counts.drafted.tolist()
     assert means["acceptance_conditional"].total[0].tolist() == counts.accepted.tolist()
     assert means["acceptance_conditional"].count[0].tolist() == counts.reached.tolist()
+
+
+def test_the_document_is_that_of_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "quantities.md"
+    assert page.read_text() == quantities_document(), (
+        "stale: run `python -m driftscope.quantities > docs/quantities.md`"
+    )
+    for name in (*COLUMNS, *QUANTITIES):
+        assert name.startswith("mass_") or f"`{name}" in page.read_text()
