@@ -24,8 +24,7 @@ def main() -> None:
     if len(contexts) < 2:
         st.info(
             f"Only one context length ({contexts[0]:,} tokens) is in view. Clear the filter in the sidebar, or probe "
-            f"with several: "
-            "`--context-tokens 0,1024,4096`.",
+            "with several: `--context-tokens 0,1024,4096`.",
             icon=":material/straighten:",
         )
         return
