@@ -48,6 +48,14 @@ NUM_CANDIDATES = 5
 """How many of a distribution's most probable tokens are recorded at each (round, depth)."""
 
 
+class PromptCondition(NamedTuple):
+    """A condition without its drafter: all drafters share its prompts and texts."""
+
+    system_prompt: str
+    template: str
+    context_tokens: int
+
+
 class ConditionKey(NamedTuple):
     """A condition: one drafter under one system prompt, template and context length."""
 
@@ -55,6 +63,11 @@ class ConditionKey(NamedTuple):
     system_prompt: str
     template: str
     context_tokens: int
+
+    @property
+    def without_drafter(self) -> PromptCondition:
+        """What all drafters share."""
+        return PromptCondition(*self[1:])
 
 
 class RejectionReason(IntEnum):

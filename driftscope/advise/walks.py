@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftscope.advise.costs import ConditionKey
 from driftscope.runs import Run
 from driftscope.runs.schema import CONDITION
 from driftscope.runs.views import BATCH_KEY
+from probes.record import ConditionKey
 
 PromptKey = tuple[str, str]  # prompt_id, sha256 of its messages
 
@@ -64,7 +64,7 @@ def condition_walks(run: Run) -> list[ConditionWalks]:
     num_degenerate: dict[ConditionKey, int] = {}
     for [batch] in (table.slice(number, 1).to_batches() for number in range(table.num_rows)):
         row = {name: batch[name][0].as_py() for name in batch.schema.names if name not in _LISTS}
-        key: ConditionKey = tuple(row[name] for name in CONDITION)
+        key = ConditionKey(*(row[name] for name in CONDITION))
         of_condition = prompts.setdefault(key, {})
         num_degenerate[key] = num_degenerate.get(key, 0) + row["is_degenerate"]
         start, num_drafts, accepted, on_walk = (batch[name].flatten().to_numpy(zero_copy_only=False) for name in _LISTS)

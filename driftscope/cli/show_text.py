@@ -16,6 +16,7 @@ from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run, RunStatus
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
+from probes.record import PromptCondition
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 
@@ -75,10 +76,10 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
     table.add_column("dense", justify="right", no_wrap=True)
     labels = " ".join(f"{k:>3}" for k in depths)
     table.add_column(Text(f"acceptance_conditional, {basis}\n{labels}"), no_wrap=True)
-    former: tuple[str, str, int] | None = None
+    former: PromptCondition | None = None
     for condition in conditions:
-        where = (condition.system_prompt, condition.template, condition.context_tokens)
-        system, template, context = ("", "", "") if where == former else (where[0], where[1], str(where[2]))
+        where = condition.key.without_drafter
+        system, template, context = ("", "", "") if where == former else map(str, where)
         former = where
         headline = _headline(condition)
         table.add_row(

@@ -12,12 +12,13 @@ import numpy as np
 
 from driftscope.check.check_report import Finding
 from driftscope.diagnosis.files import file_findings, suspects
-from driftscope.diagnosis.gains import ConditionKey, Counts, Gain, counts_by_condition, gains
+from driftscope.diagnosis.gains import Counts, Gain, counts_by_condition, gains
 from driftscope.diagnosis.waterfall import Waterfall, join, waterfalls
 from driftscope.quantities import OUT_OF_DRAFT_VOCAB
 from driftscope.runs import Run
 from driftscope.summary.sums import batch_sums
 from probes.interventions.registry import BASELINE
+from probes.record import ConditionKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def run_facts(run: Run) -> RunFacts:
     findings = file_findings(run)
     rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key[:4], []).append(row)
+        rows_of.setdefault(key.condition, []).append(row)
     result = {}
     for condition, all_rows in rows_of.items():
         rows = np.array([r for r in all_rows if not sums.is_degenerate[r]], dtype=np.int64)

@@ -24,34 +24,34 @@ from driftscope.summary.run_summary import (
     WithoutRounds,
 )
 from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
-from probes.record import REGIONS
+from probes.record import REGIONS, ConditionKey, PromptCondition
 
 
 def summarise(run: Run) -> Summary:
     """Every condition of the run, in the order in which they were measured. Raises RunError for an unreadable part."""
     sums = batch_sums(run)
-    rows_of: dict[tuple[str, str, str, int], list[int]] = {}
+    rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key[:4], []).append(row)
+        rows_of.setdefault(key.condition, []).append(row)
     num_without = _num_prompts_without_rounds(run)
     conditions = []
     for condition, rows in rows_of.items():
-        drafter = run.info.drafter(condition[0])
+        drafter = run.info.drafter(condition.drafter)
         layer_ids = list(drafter.aux_layer_ids) if drafter is not None else []
-        conditions.append(_condition(sums, np.array(rows), layer_ids, num_without.get(condition[1:], 0)))
-    measured = {condition[1:] for condition in rows_of}
+        conditions.append(_condition(sums, np.array(rows), layer_ids, num_without.get(condition.without_drafter, 0)))
+    measured = {condition.without_drafter for condition in rows_of}
     return Summary(
         run=RunHead(path=str(run.path), status=run.status.value, engine=run.info.engine),
         conditions=conditions,
         without_rounds=[
-            WithoutRounds(system_prompt=system, template=template, context_tokens=context, num_prompts=num)
-            for (system, template, context), num in num_without.items()
-            if (system, template, context) not in measured
+            WithoutRounds(**condition._asdict(), num_prompts=num)
+            for condition, num in num_without.items()
+            if condition not in measured
         ],
     )
 
 
-def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
+def _num_prompts_without_rounds(run: Run) -> dict[PromptCondition, int]:
     """By system prompt, template and context. A response of 0 or 1 tokens has no start; of a run that did not end, the
     last prompt may have no round yet."""
     table = run.query(
@@ -59,7 +59,7 @@ def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
         "anti join rounds using (system_prompt, template, context_tokens, prompt_id) group by all order by all"
     )
     columns = [table[name].to_pylist() for name in table.column_names]
-    return {(system, template, context): num for system, template, context, num in zip(*columns, strict=True)}
+    return {PromptCondition(*condition): num for *condition, num in zip(*columns, strict=True)}
 
 
 def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_absent: int) -> ConditionSummary:
