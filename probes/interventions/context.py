@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from probes.checkpoint.rope import DEFAULT_THETA
 from probes.checkpoint.spec import DrafterSpec
-from probes.interventions.base import DrafterIntervention, TargetFacts
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.parts import TargetFacts
+
+if TYPE_CHECKING:
+    from probes.interventions.acceptance import Counts
+    from probes.interventions.finished_text import FinishedText
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain.step, which needs torch
 YARN_FACTORS = (4, 8, 32)
@@ -112,7 +118,7 @@ class WindowOff(DrafterIntervention):
 
 
 class WindowOn(DrafterIntervention):
-    """Changes nothing in a text that the window covers: `run` leaves it out there."""
+    """Changes nothing in a text that the window covers: nothing is computed there."""
 
     kind = "context"
 
@@ -126,6 +132,9 @@ class WindowOn(DrafterIntervention):
 
     def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
         return replace(spec, sliding_window=(self.window,) * spec.num_layers)
+
+    def count(self, on: FinishedText) -> Counts | None:
+        return on.beside_baseline(on.baseline) if on.slots.num_slots <= self.window else super().count(on)
 
 
 CONTEXT: tuple[DrafterIntervention, ...] = (

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,8 +30,17 @@ from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label
 from probes.chain.step import SlotCache, concat_aux, prefill, step
 from probes.drafter.model import Drafter
-from probes.interventions.base import PathIntervention
+from probes.interventions.acceptance import Counts
 from probes.target.trace import TargetTrace
+
+
+class Patch(Protocol):
+    """The paths that take the true-feature value."""
+
+    id: str
+    patches_keys: bool
+    patches_query: bool
+    patches_residual: bool
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,15 @@ class PathCounts:
     baseline_accepted: np.ndarray  # right as the chain is
     accepted: Mapping[str, np.ndarray]  # patch id -> right under the patch
 
+    def under(self, patch_id: str) -> Counts:
+        return Counts(self.num_starts, self.accepted[patch_id], self.baseline_accepted)
+
 
 @torch.inference_mode()
 def patch_paths(
     drafter: Drafter,
     trace: TargetTrace,
-    patches: Sequence[PathIntervention],
+    patches: Sequence[Patch],
     *,
     depth: int,
     cache: SlotCache | None = None,
@@ -77,7 +90,7 @@ def patch_paths(
 def _count_block(
     drafter: Drafter,
     trace: TargetTrace,
-    patches: Sequence[PathIntervention],
+    patches: Sequence[Patch],
     cache: SlotCache,
     first: int,
     last: int,
@@ -129,7 +142,7 @@ def _patched_step(
     chain: tuple[Int[Tensor, "query"], Float[Tensor, "query hidden"]],
     true: tuple[Int[Tensor, "query"], Float[Tensor, "query hidden"]],
     own: tuple[OwnChain, ...],
-    patch: PathIntervention,
+    patch: Patch,
     *,
     start: int,
     depth: int,

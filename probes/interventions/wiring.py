@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.interventions.base import DrafterIntervention, Parts, TargetFacts, load
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.parts import Parts, TargetFacts, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,8 @@ class Flag(DrafterIntervention):
         return getattr(spec, self.flag) is not self.value and (spec.has_fc or not is_fusion)
 
     def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
-        return replace(spec, **{self.flag: self.value})
+        changed: dict[str, Any] = {self.flag: self.value}
+        return replace(spec, **changed)
 
 
 class DoubleHiddenNorm(DrafterIntervention):
@@ -195,8 +197,7 @@ class TargetLmHead(DrafterIntervention):
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         assert target.lm_head is not None
-        d2t = parts.tensors["d2t"]
-        ids = (d2t.new_ones(len(d2t)).cumsum(0) - 1 + d2t).clamp(0, len(target.lm_head) - 1)
+        ids = parts.target_ids.clamp(0, len(target.lm_head) - 1)
         return {**parts.tensors, "lm_head.weight": target.lm_head[ids]}
 
 

@@ -16,12 +16,18 @@ from probes.chain.step import prefill
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.drafter.model import Drafter
 from probes.errors import InputError
-from probes.interventions.acceptance import ChainChange, accept
-from probes.interventions.base import DrafterIntervention, Parts, TargetFacts
-from probes.interventions.finished_texts import num_suffix_tokens
+from probes.interventions.acceptance import ChainChange, Counts, accept
+from probes.interventions.base import Intervention
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.drafter_variants import DrafterVariants
+from probes.interventions.finished_text import FinishedText
+from probes.interventions.loading import for_interventions
+from probes.interventions.parts import Parts, TargetFacts
+from probes.interventions.path_patches import PATHS
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import gram_similarity
-from probes.interventions.registry import ALL, BY_ID, PATHS, documentation, select
+from probes.interventions.registry import ALL, BY_ID, documentation, select
+from probes.interventions.rewriting import num_suffix_tokens
 from probes.interventions.run import Interventions
 from probes.job.loaded import Models, load_models
 from probes.job.measure_job import run_job
@@ -206,7 +212,7 @@ def test_lost_parts_come_from_the_target() -> None:
 
 def test_interventions_that_change_nothing_do_not_apply() -> None:
     spec = tiny_spec(has_vocab_map=False, draft_vocab_size=160, aux_layer_ids=(2, 4, 5))
-    names = {i.id for i in ALL if isinstance(i, DrafterIntervention) and i.applies(spec, FACTS)}
+    names = {i.id for i in ALL if i.applies(spec, FACTS)}
     assert not names & {"aux_ids_default", "d2t_absolute", "full_draft_vocab", "norm_output_off", "window_off"}
     assert {"aux_ids_plus_1", "norm_output_on", "rope_target", "window_512"} <= names
     assert "rope_target_theta" not in names  # the same as rope_target
@@ -266,7 +272,7 @@ def write_reference(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def models(job: Job) -> Models:
-    return load_models(job)
+    return for_interventions(job, load_models(job))
 
 
 @pytest.fixture(scope="module")
@@ -359,6 +365,30 @@ def test_what_is_done_is_not_done_again(
         assert c.accepted.tolist() == first.accepted.tolist()
 
 
+def test_a_new_kind_needs_no_other_file(
+    job: Job, models: Models, measured: Any, counts: list[InterventionCounts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WalkOnly(Intervention):
+        id, kind, changes = "walk_only", "fake", "counts the rounds of the walk, of one drafter and two prompts"
+
+        def has_effect(self, on: DrafterVariants) -> bool:
+            return on.name != "eagle3"
+
+        def count(self, on: FinishedText) -> Counts | None:
+            return None if on.record.prompt_id == "1" else on.beside_baseline(on.baseline.walk())
+
+    monkeypatch.setattr("probes.interventions.run.select", lambda names: (WalkOnly(),))
+    found = [c for c in run_pass(job, models, measured[0], lambda *k: False) if c.id != "baseline"]
+    assert {(c.id, c.kind, c.drafter, c.prompt_id) for c in found} == {
+        ("walk_only", "fake", "eagle3.1", i) for i in "02"
+    }
+    walks = {key(b): b for b in measured[1]}
+    for c in found:
+        batch = walks[key(c)]
+        is_counted = batch.on_walk & batch.has_all_labels
+        assert c.accepted[0] == (batch.accepted_drafts[is_counted] >= 1).sum()
+
+
 def run_pass(job: Job, models: Models, texts: Any, is_done: Any) -> list[InterventionCounts]:
     found: list[InterventionCounts] = []
     Interventions(job, models, texts, found.append, is_done=is_done).run()
@@ -373,7 +403,7 @@ def test_a_changed_target_is_found_by_its_states(job: Job, measured: Any) -> Non
         asked = replace(job, reference_target=str(root / name), interventions=("reference_target",))
         states: list[TargetStates] = []
         found: list[InterventionCounts] = []
-        Interventions(asked, load_models(asked), texts, found.append, states.append).run()
+        Interventions(asked, for_interventions(asked, load_models(asked)), texts, found.append, states.append).run()
         assert {s.aux_layer_id for s in states} == {2, 3, 4}
         swapped = [c for c in found if c.id == "reference_target"]
         assert len(swapped) == 2 * 3
@@ -387,8 +417,9 @@ def test_a_changed_target_is_found_by_its_states(job: Job, measured: Any) -> Non
 
 def test_a_reference_of_another_shape_is_refused(job: Job, tmp_path: Path) -> None:
     tiny_target(seed=0, num_layers=6, folder=tmp_path / "other")
+    asked = replace(job, reference_target=str(tmp_path / "other"))
     with pytest.raises(InputError, match="num_hidden_layers 6"):
-        load_models(replace(job, reference_target=str(tmp_path / "other")))
+        for_interventions(asked, load_models(asked))
 
 
 def test_suffix_tokens() -> None:
