@@ -106,7 +106,7 @@ def measure(
     from transformers.utils import logging as transformers_logging
 
     from probes.job.loaded import load_models
-    from probes.job.measure_job import check_job, run_job
+    from probes.job.measure_job import check_job, measure_conditions
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
 
@@ -134,7 +134,7 @@ def measure(
     with writer:
         if plan.costs and not writer.info.costs:
             _measure_costs(plan, models, writer, on_status)
-        check: SelfCheck = run_job(
+        check: SelfCheck = measure_conditions(
             job,
             models,
             write,

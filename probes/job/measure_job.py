@@ -26,7 +26,7 @@ from probes.target.trace import TargetTrace
 ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 
 
-def run_job(
+def measure_conditions(
     job: Job,
     models: Models,
     write_batch: Callable[[Record], None],

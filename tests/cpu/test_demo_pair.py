@@ -12,7 +12,7 @@ from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter
 from driftscope.cli.demo import demo_plan
 from probes.conditions import Job
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import PromptRecord, RoundBatch
 
 MAX_BYTES = 36_000_000
@@ -32,7 +32,7 @@ def models(job: Job) -> Models:
 
 def measured(job: Job, models: Models) -> dict[tuple[str, str, int, str], RoundBatch]:
     records: list[object] = []
-    check = run_job(job, models, records.append)
+    check = measure_conditions(job, models, records.append)
     if job.engine == "live":
         assert check.num_texts == check.num_identical + check.num_first_differences_tied
         assert check.num_texts > 0

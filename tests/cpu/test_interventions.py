@@ -30,7 +30,7 @@ from probes.interventions.registry import ALL, BY_ID, documentation, select
 from probes.interventions.rewriting import num_suffix_tokens
 from probes.interventions.run import Interventions
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, RoundBatch, TargetStates
 from tests.cpu.test_replay_reference import DEPTH, FLAGS, NUM_PROMPT, NUM_RESPONSE, make_prompt, make_text
 from tests.tiny_models import ROPE, matched_drafter, random_tensors, tiny_spec, tiny_target
@@ -278,7 +278,7 @@ def models(job: Job) -> Models:
 @pytest.fixture(scope="module")
 def measured(job: Job, models: Models) -> tuple[dict[Any, list[PromptRecord]], list[RoundBatch]]:
     records: list[Any] = []
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     texts = defaultdict(list)
     for r in records:
         if isinstance(r, PromptRecord):

@@ -15,7 +15,7 @@ from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPromp
 from probes.errors import CheckpointError, InputError, SelfCheckError
 from probes.job import condition_texts as texts
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.prompt.under_condition import render_prompt, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target.sampler import Sampler
@@ -68,7 +68,7 @@ def models(job: Job) -> Models:
 
 def run(job: Job, models: Models, **options: object) -> tuple[list[Record], SelfCheck]:
     records: list[Record] = []
-    return records, run_job(job, models, records.append, **options)  # type: ignore[arg-type]
+    return records, measure_conditions(job, models, records.append, **options)  # type: ignore[arg-type]
 
 
 def batches(records: list[Record]) -> dict[tuple[str, str, int, str], RoundBatch]:

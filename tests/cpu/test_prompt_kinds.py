@@ -13,7 +13,7 @@ from driftscope.plan import make_plan
 from probes.conditions import Cell, Job, PromptInput, SystemPrompt, Template, cells
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import check_job, run_job
+from probes.job.measure_job import check_job, measure_conditions
 from probes.prompt.under_condition import render_or_take
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
@@ -51,7 +51,7 @@ def prompts_of(job: Job, models: Models) -> dict[tuple[str, str], PromptRecord]:
     """By system prompt and id. The job is checked first, as `probe` does."""
     records: list[Record] = []
     check_job(job, models)
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     return {(r.system_prompt, r.prompt_id): r for r in records if isinstance(r, PromptRecord)}
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from probes.conditions import Job, PromptInput
 from probes.drafter.model import Drafter
 from probes.job.loaded import LoadedDrafter, Models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import TEXT_REGIONS, RoundBatch
 from probes.target.attention import COMPARED_REGIONS, jensen_shannon, target_masses
 from probes.target.model import Target
@@ -113,7 +113,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
         target_attention=True,
     )
     records: list[object] = []
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     batch = next(r for r in records if isinstance(r, RoundBatch))
     divergence = batch.target_divergence
     assert divergence is not None
@@ -124,7 +124,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
     assert (np.isfinite(divergence[:, 1:, 3]) == follows).all()
     assert np.nanmax(divergence) <= 1
     plain: list[object] = []
-    run_job(replace(job, target_attention=False), models, plain.append)
+    measure_conditions(replace(job, target_attention=False), models, plain.append)
     other = next(r for r in plain if isinstance(r, RoundBatch))
     assert other.target_divergence is None
     assert other.draft_token.tolist() == batch.draft_token.tolist()
@@ -140,7 +140,7 @@ def test_last_tokens_start_fewer_chains_with_the_same_numbers() -> None:
     batches = []
     for last_tokens in (None, 6):
         records: list[object] = []
-        run_job(replace(job, last_tokens=last_tokens), models, records.append)
+        measure_conditions(replace(job, last_tokens=last_tokens), models, records.append)
         batches.append(next(r for r in records if isinstance(r, RoundBatch)))
     whole, part = batches
     assert part.start.tolist() == whole.start[-6:].tolist()

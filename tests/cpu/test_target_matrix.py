@@ -22,7 +22,7 @@ from probes.conditions import Job, PromptInput, SystemPrompt
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
 from probes.job.loaded import LoadedDrafter, Models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target.attention import COMPARED_REGIONS, target_masses
 from probes.target.model import Target
@@ -193,8 +193,8 @@ def test_live_is_lossless_and_replays_walk_is_its_rounds(case: Case, models: Mod
     }
     replayed: list[Record] = []
     looped: list[Record] = []
-    run_job(Job(**job, engine="replay"), models, replayed.append)  # type: ignore[arg-type]
-    check = run_job(Job(**job, engine="live"), models, looped.append)  # type: ignore[arg-type]
+    measure_conditions(Job(**job, engine="replay"), models, replayed.append)  # type: ignore[arg-type]
+    check = measure_conditions(Job(**job, engine="live"), models, looped.append)  # type: ignore[arg-type]
     assert check.num_texts == check.num_identical == 3
     texts = [r for r in replayed if isinstance(r, PromptRecord)]
     for text in texts:

@@ -20,7 +20,7 @@ from probes.conditions import Job, PromptInput, Template
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.prompt.under_condition import read_together
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import trace
@@ -84,7 +84,7 @@ def models(job: Job) -> Models:
 
 def run(job: Job, models: Models, **options: Any) -> tuple[dict[str, PromptRecord], dict[tuple[str, str], RoundBatch]]:
     records: list[Record] = []
-    run_job(job, models, records.append, **options)
+    measure_conditions(job, models, records.append, **options)
     return (
         {r.prompt_id: r for r in records if isinstance(r, PromptRecord)},
         {(r.drafter, r.prompt_id): r for r in records if isinstance(r, RoundBatch)},
