@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.vllm.hooks import wrap
+from probes.vllm.attach import wrap
 
 OF_RECORDER = (
     "_partial",

@@ -49,8 +49,8 @@ def measure_vllm(
 ) -> SelfCheck:
     """Makes (or goes on with) the run `out`. Raises InputError before anything is written, SelfCheckError where vLLM's
     counts are not the recorder's."""
-    from probes.vllm.hooks import vllm_version
-    from probes.vllm.measure_job import load, run_job
+    from probes.vllm.measure_job import load, measure_through_vllm
+    from probes.vllm.versions import vllm_version
 
     found = vllm_version()
     models = load(job)
@@ -65,7 +65,7 @@ def measure_vllm(
         writer.write_batch(record)
 
     with writer:
-        check = run_job(
+        check = measure_through_vllm(
             job,
             models,
             write,

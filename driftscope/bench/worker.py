@@ -124,7 +124,7 @@ def _measure(
 def _machine() -> dict[str, Any]:
     import torch
 
-    from probes.vllm.hooks import vllm_version
+    from probes.vllm.versions import vllm_version
 
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

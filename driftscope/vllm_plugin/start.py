@@ -53,7 +53,8 @@ class _Production:
 
     def __init__(self, config: ProductionConfig) -> None:
         from driftscope.vllm_plugin.sampling import Sampler
-        from probes.vllm.recorder import RecorderConfig, install
+        from probes.vllm.install import install
+        from probes.vllm.recorder import RecorderConfig
 
         self.config, self.sampler = config, Sampler(config)
         self.session: Session | None = None
@@ -192,8 +193,8 @@ def _run_info(
     from driftscope.measure import REGION_DEFINITIONS, package_versions
     from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
-    from probes.vllm.hooks import vllm_version
     from probes.vllm.settings import disagreements, runner_settings
+    from probes.vllm.versions import vllm_version
 
     settings = runner_settings(runner)
     text_config = runner.vllm_config.model_config.hf_text_config

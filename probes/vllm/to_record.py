@@ -7,6 +7,7 @@ end of the response and rounds that were never verified have the reason `unverif
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def _labels(
     return accepted, np.where(has_label, emitted, -1).astype(np.int32), reason
 
 
-def _measured(rounds: RequestRounds, norm_output: bool) -> dict:
+def _measured(rounds: RequestRounds, norm_output: bool) -> dict[str, Any]:
     """The columns of levels `default` and `heads`."""
     rows, layout = rounds.rows, rounds.layout
     if layout.level == "counts":
@@ -103,7 +104,11 @@ def _measured(rounds: RequestRounds, norm_output: bool) -> dict:
     hidden_in[:, 0, 0] = rows["hidden_in_norm"][:, 0, 0]
     hidden_in[:, 1:, 0] = feedback[:, :-1]
     hidden_out[:, :, -1] = rows["hidden_out_norm"][:, :, -1] if norm_output else feedback
-    columns = {"hidden_in_norm": hidden_in, "hidden_out_norm": hidden_out, "hidden_feedback_norm": feedback.copy()}
+    columns: dict[str, Any] = {
+        "hidden_in_norm": hidden_in,
+        "hidden_out_norm": hidden_out,
+        "hidden_feedback_norm": feedback.copy(),
+    }
     unmeasured = rounds.unmeasured
     columns |= {
         name: rows[name].copy() for name in ("fusion_share", "fusion_energy") if "fusion_share" not in unmeasured

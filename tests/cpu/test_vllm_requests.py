@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.record import REGIONS, RejectionReason, RoundBatch
-from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
+from probes.vllm.boundaries import Boundaries, Queries
+from probes.vllm.masses import region_codes, write_masses
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, Rows, as_records

@@ -22,8 +22,8 @@ import torch
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
 from probes.record import RoundBatch
+from probes.vllm.attach import wrap
 from probes.vllm.engine import Counters, Engine, Text, TextRequest
-from probes.vllm.hooks import wrap
 from probes.vllm.recorder import Recorder, RecorderStatus
 from tests.recorded_pair import (
     DEPTH,
