@@ -102,8 +102,8 @@ def accept(
 
 def _drafts(
     drafter: Drafter, trace: TargetTrace, cache: SlotCache, first: int, last: int, depth: int, change: ChainChange
-) -> Int[Tensor, "start depth"]:
-    """Target ids drafted from the starts first .. last."""
+) -> Int[Tensor, "round depth"]:
+    """Target ids drafted from the starts first .. last, one round each."""
     fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
     tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]

@@ -7,7 +7,7 @@ its interventions count. Knows no single intervention (`registry`) and not how t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, TypeVar
 
 from probes.checkpoint.spec import DrafterSpec
 from probes.conditions import Cell, PromptInput
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 PROOF_KINDS = ("wiring", "vocabulary", "template", "context", "target")
 """A gain of these is a repair and may count as proof; of `sensitivity` and `path` it never is one by itself."""
+
+
+Kind = TypeVar("Kind", bound="Intervention")
 
 
 class Intervention:
@@ -56,7 +59,7 @@ class Intervention:
         return None
 
     @classmethod
-    def count_each(cls, these: Sequence[Self], on: FinishedText) -> Iterator[tuple[Self, Counts]]:
+    def count_each(cls: type[Kind], these: Sequence[Kind], on: FinishedText) -> Iterator[tuple[Kind, Counts]]:
         """Several of one class. A class whose interventions share work does it once here."""
         for intervention in these:
             counts = intervention.count(on)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from probes.interventions.base import Intervention
 
@@ -32,7 +32,9 @@ class PathIntervention(Intervention):
         self.changes = f"at one depth, takes the true-feature value of {', '.join(named)}"
 
     @classmethod
-    def count_each(cls, these: Sequence[Self], on: FinishedText) -> Iterator[tuple[Self, Counts]]:
+    def count_each(
+        cls, these: Sequence[PathIntervention], on: FinishedText
+    ) -> Iterator[tuple[PathIntervention, Counts]]:
         from probes.interventions.paths import patch_paths
 
         job = on.job

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from probes.interventions.acceptance import Counts
 from probes.target.trace import TargetTrace
 
 
+@runtime_checkable
 class Patch(Protocol):
     """The paths that take the true-feature value."""
 

@@ -20,10 +20,10 @@ class Boundaries:
     """Where each request's regions lie, on the device; `slot` is the recorder's own number of a request."""
 
     slot: Int[Tensor, "row"]  # int32: of each row of the batch; NO_SLOT: nothing is computed for it
-    num_prompt_tokens: Int[Tensor, "slot"]  # int32
-    region: (
-        UInt8[Tensor, "slot token"] | None
-    )  # index into TEXT_REGIONS, of prompt tokens; None: told apart by length only
+    # [slot], int32
+    num_prompt_tokens: Int[Tensor, "_"]
+    # [slot, token]: index into TEXT_REGIONS, of prompt tokens; None: told apart by length only
+    region: UInt8[Tensor, "_ token"] | None
     num_sink_slots: int
 
 
@@ -33,9 +33,9 @@ class Queries:
 
     q: Float[Tensor, "token head head_dim"]
     rows: Int[Tensor, "row"] | None
-    positions: Int[Tensor, "token"]
+    positions: Int[Tensor, "_"]  # [token]; may be a buffer that is longer
     num_rows: int
-    keys: Float[Tensor, "block block_slot kv_head head_dim"]
-    block_table: Int[Tensor, "row block"]
+    keys: Float[Tensor, "_ _ kv_head head_dim"]  # [block, slot of the block, ...]
+    block_table: Int[Tensor, "_ _"]  # [row, block of the text]; may have more rows
     scale: float
     window: int | None
