@@ -16,6 +16,7 @@ from driftscope import plan as plan_module
 from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
+from driftscope.summary import summarise
 from probes.drafter.model import Drafter
 from probes.interventions.registry import ALL
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
@@ -145,8 +146,10 @@ def test_the_waterfall_is_the_walks(run: Path, tmp_path: Path, capsys: pytest.Ca
         of = [fall for key, fall in falls.items() if key.drafter == condition["drafter"]]
         total = join(of)
         assert condition["waterfall"] == pytest.approx(mean_parts(total), abs=1e-12)
-        tokens = total.num_tokens.sum() / total.num_rounds.sum()
-        assert sum(condition["waterfall"].values()) == pytest.approx(3 + 1 - tokens, abs=1e-9)
+        [walk] = [c.walk for c in summarise(read_run(run)).conditions if c.drafter == condition["drafter"]]
+        assert walk is not None
+        assert walk.tokens_per_round is not None
+        assert sum(condition["waterfall"].values()) == pytest.approx(3 + 1 - walk.tokens_per_round, abs=1e-9)
 
 
 def test_probe_runs_interventions_when_asked_also_without_text(
