@@ -104,7 +104,12 @@ def _new_request(new: Any) -> NewRequest:
     )
 
 
-def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces one instance's method by `make(the method)`."""
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replaces one instance's method by `around(the method, *its arguments)`."""
     method = getattr(owner, name)
-    setattr(owner, name, functools.wraps(method)(make(method)))
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    setattr(owner, name, wrapped)

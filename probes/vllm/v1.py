@@ -37,21 +37,15 @@ class _Hooks:
         self._aux: Tensor | None = None
         self._depth = 0
 
-    def execute_model(self, original: Any) -> Any:
-        def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(schedule, self.recorder, scheduler_output)
-            return original(scheduler_output, *args, **kwargs)
+    def execute_model(self, original: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(schedule, self.recorder, scheduler_output)
+        return original(scheduler_output, *args, **kwargs)
 
-        return recorded
-
-    def sample(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._write_sampled, output)
-            return output
-
-        return recorded
+    def sample(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._write_sampled, output)
+        return output
 
     def _write_sampled(self, output: Any) -> None:
         tokens = output.sampled_token_ids  # [row, 1 or K+1], -1 where rejected
@@ -65,16 +59,13 @@ class _Hooks:
         rows.first("emitted", num_rows)[:, : tokens.shape[1]].copy_(tokens)
         recorder.mark(1)
 
-    def propose(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self._begin, kwargs)
-            drafts = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._finish, drafts)
-            self._last_slots = self._aux = None
-            return drafts
-
-        return recorded
+    def propose(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self._begin, kwargs)
+        drafts = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._finish, drafts)
+        self._last_slots = self._aux = None
+        return drafts
 
     def _begin(self, arguments: dict[str, Any]) -> None:
         if not self.recorder.is_recording:
@@ -84,26 +75,20 @@ class _Hooks:
         self._last_slots = (metadata.query_start_loc[1:] - 1 if last is None else last).long()
         self._depth = 0
 
-    def combine(self, original: Any) -> Any:
-        def recorded(aux: Tensor) -> Tensor:
-            self._aux = aux
-            return original(aux)
+    def combine(self, original: Any, aux: Tensor) -> Tensor:
+        self._aux = aux
+        return original(aux)
 
-        return recorded
-
-    def forward(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            if self._last_slots is None:
-                return original(*args, **kwargs)
-            self.recorder.guarded(self._before_forward, kwargs)
-            try:
-                result = original(*args, **kwargs)
-                self.recorder.guarded(self._after_forward, result)
-            finally:
-                self.writer.leave()
-            return result
-
-        return recorded
+    def forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._last_slots is None:
+            return original(*args, **kwargs)
+        self.recorder.guarded(self._before_forward, kwargs)
+        try:
+            result = original(*args, **kwargs)
+            self.recorder.guarded(self._after_forward, result)
+        finally:
+            self.writer.leave()
+        return result
 
     def _before_forward(self, arguments: dict[str, Any]) -> None:
         assert self._last_slots is not None
@@ -124,14 +109,11 @@ class _Hooks:
             self.writer.write_fusion(self._aux, self._last_slots)
         self.recorder.mark(2)
 
-    def sample_tokens(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._send)
-            return result
-
-        return recorded
+    def sample_tokens(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._send)
+        return result
 
     def _send(self) -> None:
         self.recorder.keep_rows()

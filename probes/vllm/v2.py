@@ -70,29 +70,23 @@ class _Hooks:
             num_tokens = max(speculator.max_num_reqs * (speculator.num_speculative_steps + 1), most_captured)
             self._kept_aux = torch.zeros(num_tokens, writer.aux_width, dtype=speculator.dtype, device=device)
 
-    def execute_model(self, original: Any) -> Any:
-        def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run"):
-                self.recorder.guarded(self.recorder.drop_step)
-            else:
-                self.recorder.guarded(schedule, self.recorder, scheduler_output)
-            return original(scheduler_output, *args, **kwargs)
+    def execute_model(self, original: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):
+            self.recorder.guarded(self.recorder.drop_step)
+        else:
+            self.recorder.guarded(schedule, self.recorder, scheduler_output)
+        return original(scheduler_output, *args, **kwargs)
 
-        return recorded
-
-    def propose(self, original: Any) -> Any:
-        def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self._before_proposal, input_batch, kwargs.get("dummy_run", False))
-            self._is_proposing = True
-            try:
-                drafts = original(input_batch, *args, **kwargs)
-                if self.recorder.is_recording:
-                    self.recorder.guarded(self._after_proposal, input_batch.num_reqs)
-            finally:
-                self._is_proposing, self._aux = False, None
-            return drafts
-
-        return recorded
+    def propose(self, original: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self._before_proposal, input_batch, kwargs.get("dummy_run", False))
+        self._is_proposing = True
+        try:
+            drafts = original(input_batch, *args, **kwargs)
+            if self.recorder.is_recording:
+                self.recorder.guarded(self._after_proposal, input_batch.num_reqs)
+        finally:
+            self._is_proposing, self._aux = False, None
+        return drafts
 
     def _before_proposal(self, input_batch: Any, is_dummy: bool) -> None:
         serial = self.recorder.transport.begin()
@@ -109,14 +103,11 @@ class _Hooks:
             self.recorder.transport.keep_columns(num_rows, ("fusion_share", "fusion_energy", "aux_norm"))
         self.recorder.mark(2)
 
-    def combine(self, original: Any) -> Any:
-        def recorded(aux: Tensor) -> Tensor:
-            self._aux = aux
-            if self._kept_aux is not None and self.recorder.is_recording:
-                self.recorder.guarded(self._keep_aux, aux)
-            return original(aux)
-
-        return recorded
+    def combine(self, original: Any, aux: Tensor) -> Tensor:
+        self._aux = aux
+        if self._kept_aux is not None and self.recorder.is_recording:
+            self.recorder.guarded(self._keep_aux, aux)
+        return original(aux)
 
     def _keep_aux(self, aux: Tensor) -> None:
         assert self._kept_aux is not None
@@ -125,19 +116,16 @@ class _Hooks:
             aux = aux[:most]
         self._kept_aux.narrow(0, 0, len(aux)).copy_(aux)
 
-    def prefill(self, original: Any) -> Any:
-        def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
-            self._has_strayed |= not self._is_proposing
-            self.recorder.guarded(self._before_prefill, num_reqs)
-            try:
-                result = original(num_reqs, *args, **kwargs)
-            finally:
-                self.writer.leave()
-            if self.last_depth == 0:
-                self.recorder.guarded(self._keep_rows, num_reqs)
-            return result
-
-        return recorded
+    def prefill(self, original: Any, num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+        self._has_strayed |= not self._is_proposing
+        self.recorder.guarded(self._before_prefill, num_reqs)
+        try:
+            result = original(num_reqs, *args, **kwargs)
+        finally:
+            self.writer.leave()
+        if self.last_depth == 0:
+            self.recorder.guarded(self._keep_rows, num_reqs)
+        return result
 
     def _before_prefill(self, num_reqs: int) -> None:
         from probes.vllm.ring_triton import begin_round
@@ -158,17 +146,14 @@ class _Hooks:
             self.writer.write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
         self.writer.write_fused(speculator.hidden_states)
 
-    def generate_draft(self, original: Any) -> Any:
-        def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self.writer.enter, num_reqs, None, self.speculator.input_buffers.positions)
-            try:
-                result = original(num_reqs, *args, **kwargs)
-            finally:
-                self.writer.leave()
-            self.recorder.guarded(self._keep_rows, num_reqs)
-            return result
-
-        return recorded
+    def generate_draft(self, original: Any, num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self.writer.enter, num_reqs, None, self.speculator.input_buffers.positions)
+        try:
+            result = original(num_reqs, *args, **kwargs)
+        finally:
+            self.writer.leave()
+        self.recorder.guarded(self._keep_rows, num_reqs)
+        return result
 
     def _keep_rows(self, num_rows: int) -> None:
         """At the last depth alone, which only the device knows in a graph."""
@@ -186,21 +171,15 @@ class _Hooks:
             first_draft=rows.first_word("draft_token"),
         )
 
-    def run_model(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            feedback = result[1] if isinstance(result, tuple) else result
-            if self.writer.is_inside:
-                self.recorder.guarded(self.writer.write_feedback, feedback)
-            return result
+    def run_model(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        feedback = result[1] if isinstance(result, tuple) else result
+        if self.writer.is_inside:
+            self.recorder.guarded(self.writer.write_feedback, feedback)
+        return result
 
-        return recorded
-
-    def sample_tokens(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self.recorder.send_step, result)
-            return result
-
-        return recorded
+    def sample_tokens(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self.recorder.send_step, result)
+        return result
