@@ -167,9 +167,7 @@ class Interventions:
                 template=record.template,
                 context_tokens=record.context_tokens,
                 prompt_id=record.prompt_id,
-                num_starts=counts.num_starts,
-                accepted=counts.accepted,
-                baseline_accepted=counts.baseline_accepted,
                 response_token_ids=response,
+                **counts._asdict(),
             )
         )

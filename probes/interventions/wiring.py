@@ -26,10 +26,12 @@ FLAGS = {
 }
 
 
-class ShiftedAuxIds(DrafterIntervention):
-    """The two id conventions differ by one: output ids read as boundary ids capture one layer early."""
-
+class _Wiring(DrafterIntervention):
     kind = "wiring"
+
+
+class ShiftedAuxIds(_Wiring):
+    """The two id conventions differ by one: output ids read as boundary ids capture one layer early."""
 
     def __init__(self, shift: int) -> None:
         self.shift = shift
@@ -45,11 +47,10 @@ class ShiftedAuxIds(DrafterIntervention):
         return replace(spec, aux_layer_ids=tuple(i + self.shift for i in spec.aux_layer_ids))
 
 
-class DefaultAuxIds(DrafterIntervention):
+class DefaultAuxIds(_Wiring):
     """Engines that do not find the ids take these."""
 
     id = "aux_ids_default"
-    kind = "wiring"
     changes = "captures the default layers (2, n//2, n-3) in place of the checkpoint's"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
@@ -63,10 +64,8 @@ class DefaultAuxIds(DrafterIntervention):
         return tuple(sorted((2, target.num_layers // 2, target.num_layers - 3)))
 
 
-class PermutedAux(DrafterIntervention):
+class PermutedAux(_Wiring):
     """fc's columns belong to another order of the captured layers."""
-
-    kind = "wiring"
 
     def __init__(self, order: tuple[int, int, int]) -> None:
         self.order = order
@@ -82,10 +81,8 @@ class PermutedAux(DrafterIntervention):
         return replace(spec, aux_layer_ids=tuple(spec.aux_layer_ids[i] for i in self.order))
 
 
-class Flag(DrafterIntervention):
+class Flag(_Wiring):
     """One boolean of the forward pass, switched."""
-
-    kind = "wiring"
 
     def __init__(self, flag: str, value: bool) -> None:
         self.flag, self.value = flag, value
@@ -102,11 +99,10 @@ class Flag(DrafterIntervention):
         return replace(spec, **changed)
 
 
-class DoubleHiddenNorm(DrafterIntervention):
+class DoubleHiddenNorm(_Wiring):
     """A suspected train/serve mismatch of stock decoder layers used for training: their own norm stays in front."""
 
     id = "double_hidden_norm"
-    kind = "wiring"
     changes = "norms the incoming state twice: hidden_norm(input_layernorm(h)) in place of hidden_norm(h)"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
@@ -122,16 +118,12 @@ class DoubleHiddenNorm(DrafterIntervention):
         return drafter
 
 
-class UnnormedLogits(DrafterIntervention):
+class UnnormedLogits(_Wiring):
     """Some training code took logits from the state before the final norm; engines always norm first."""
 
     id = "lm_head_without_norm"
-    kind = "wiring"
     keeps_slots = True
     changes = "reads logits from the state before the final norm"
-
-    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
-        return True
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
         from probes.drafter.model import Drafter
@@ -145,15 +137,11 @@ class UnnormedLogits(DrafterIntervention):
         return load(WithoutNorm, parts.spec, parts.tensors)
 
 
-class StateFirst(DrafterIntervention):
+class StateFirst(_Wiring):
     """q, k and v read [embedding, state]; the reverse order of their columns is a known porting mistake."""
 
     id = "input_state_first"
-    kind = "wiring"
     changes = "reads [state, embedding] in place of [embedding, state] in layer 0's q, k and v"
-
-    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
-        return True
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         changed = dict(parts.tensors)
@@ -163,11 +151,10 @@ class StateFirst(DrafterIntervention):
         return changed
 
 
-class TargetEmbedding(DrafterIntervention):
+class TargetEmbedding(_Wiring):
     """An embedding that was never trained or never loaded."""
 
     id = "target_embedding"
-    kind = "wiring"
     changes = "takes the target's embedding in place of the checkpoint's"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
@@ -184,11 +171,10 @@ class TargetEmbedding(DrafterIntervention):
         return {**parts.tensors, "embed_tokens.weight": target.embedding}
 
 
-class TargetLmHead(DrafterIntervention):
+class TargetLmHead(_Wiring):
     """An lm_head that was never trained, never loaded, or cut with the wrong ids."""
 
     id = "target_lm_head"
-    kind = "wiring"
     keeps_slots = True
     changes = "takes the target's lm_head rows of the draft vocabulary in place of the checkpoint's"
 
