@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,15 @@ ENGINES = ("replay", "live", "vllm", "import")
 
 NUM_CANDIDATES = 5
 """How many of a distribution's most probable tokens are recorded at each (round, depth)."""
+
+
+class ConditionKey(NamedTuple):
+    """A condition: one drafter under one system prompt, template and context length."""
+
+    drafter: str
+    system_prompt: str
+    template: str
+    context_tokens: int
 
 
 class RejectionReason(IntEnum):

@@ -20,12 +20,12 @@ from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells
 from probes.errors import InputError, SelfCheckError
 from probes.prompt.rendering import Rendered, insert_context
 from probes.prompt.under_condition import prompt_record, render_or_take
-from probes.record import PromptRecord, Record, RoundBatch
+from probes.record import ConditionKey, PromptRecord, Record, RoundBatch
 from probes.target.source import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.settings import disagreements
-from probes.vllm.to_record import Condition, round_batch, vocabulary
+from probes.vllm.to_record import round_batch, vocabulary
 
 
 @dataclass(frozen=True)
@@ -224,13 +224,8 @@ class _Work:
         spec, d2t = self.models.specs[drafter], self.models.d2t[drafter]
         batch = round_batch(
             text.rounds,
-            Condition(
-                drafter=drafter,
-                prompt_id=prompt.prompt_id,
-                system_prompt=cell.system_prompt.name,
-                template=cell.template.name,
-                context_tokens=cell.context_tokens,
-            ),
+            ConditionKey(drafter, *cell.key),
+            prompt.prompt_id,
             num_tokens=len(record.token_ids),
             in_draft_vocab=vocabulary(
                 None if d2t is None else d2t.numpy(), vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size
