@@ -15,11 +15,7 @@ from probes.interventions.parts import TargetFacts
 
 if TYPE_CHECKING:
     from probes.interventions.acceptance import Counts
-    from probes.interventions.drafter_variants import DrafterVariants
-    from probes.interventions.finished_text import FinishedText
-
-PROOF_KINDS = ("wiring", "vocabulary", "template", "context", "target")
-"""A gain of these is a repair and may count as proof; of `sensitivity` and `path` it never is one by itself."""
+    from probes.interventions.finished_text import DrafterVariants, FinishedText
 
 
 Kind = TypeVar("Kind", bound="Intervention")
@@ -31,6 +27,7 @@ class Intervention:
     id: str
     kind: str
     changes: str
+    is_repair = True  # a gain may count as proof of a cause
     needs_reference = False  # there is nothing to count without a reference target
     needs_engine_rounds = False  # there is nothing to count where the run itself is a replay
     swaps_suffix = False  # of a rewritten prompt only the tokens between the last turn and the answer are taken

@@ -15,6 +15,7 @@ class ChainIntervention(Intervention):
     """Another chain of the drafter as it is (see `acceptance.ChainChange`)."""
 
     kind = "sensitivity"
+    is_repair = False
     rescales_feedback = False
     hides_own_keys = False
 

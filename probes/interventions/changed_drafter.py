@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from probes.drafter.model import Drafter
     from probes.interventions.acceptance import Counts
-    from probes.interventions.drafter_variants import DrafterVariants
-    from probes.interventions.finished_text import FinishedText
+    from probes.interventions.finished_text import DrafterVariants, FinishedText
 
 
 class DrafterIntervention(Intervention):

@@ -134,7 +134,7 @@ class WindowOn(DrafterIntervention):
         return replace(spec, sliding_window=(self.window,) * spec.num_layers)
 
     def count(self, on: FinishedText) -> Counts | None:
-        return on.beside_baseline(on.baseline) if on.slots.num_slots <= self.window else super().count(on)
+        return on.baseline.beside(on.baseline) if on.slots.num_slots <= self.window else super().count(on)
 
 
 CONTEXT: tuple[DrafterIntervention, ...] = (

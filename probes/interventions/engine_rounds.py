@@ -24,7 +24,7 @@ class ReplayedRounds(Intervention):
     needs_engine_rounds = True
 
     def count(self, on: FinishedText) -> Counts | None:
-        return None if on.record.is_forced else on.beside_baseline(on.baseline.walk())
+        return None if on.record.is_forced else on.baseline.walk().beside(on.baseline)
 
 
 ENGINE: tuple[Intervention, ...] = (ReplayedRounds(),)

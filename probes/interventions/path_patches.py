@@ -16,6 +16,7 @@ class PathIntervention(Intervention):
     """Every drafter has these paths. All patches of a text share its chain."""
 
     kind = "path"
+    is_repair = False
 
     def __init__(self, id: str, *, keys: bool = False, query: bool = False, residual: bool = False) -> None:
         self.id = id

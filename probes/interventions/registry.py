@@ -19,7 +19,7 @@ from probes.interventions.template import TEMPLATE
 from probes.interventions.vocabulary import VOCABULARY
 from probes.interventions.wiring import WIRING
 
-__all__ = ["ALL", "BASELINE", "BY_ID", "REPLAYED", "TARGET", "documentation", "select"]
+__all__ = ["ALL", "BASELINE", "BY_ID", "PROOF_KINDS", "REPLAYED", "TARGET", "documentation", "select"]
 
 BASELINE = "baseline"
 """Id and kind of the rows that hold the drafter as it is: every gain is against them, but for REPLAYED."""
@@ -36,6 +36,8 @@ ALL: tuple[Intervention, ...] = (
 )
 BY_ID = {intervention.id: intervention for intervention in ALL}
 assert len(BY_ID) == len(ALL)
+PROOF_KINDS = frozenset(i.kind for i in ALL if i.is_repair)
+"""A gain of these is a repair and may count as proof; of the others it never is one by itself."""
 
 
 def select(names: Sequence[str]) -> tuple[Intervention, ...]:

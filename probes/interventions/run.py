@@ -16,8 +16,7 @@ import torch
 from probes.conditions import Cell, Job, Progress, cells, prompts_of
 from probes.interventions.acceptance import Acceptance, Counts
 from probes.interventions.base import Intervention
-from probes.interventions.drafter_variants import DrafterVariants
-from probes.interventions.finished_text import FinishedText, Reader, Reading
+from probes.interventions.finished_text import DrafterVariants, FinishedText, Reader, Reading
 from probes.interventions.loading import target_facts
 from probes.interventions.reference import compare_states
 from probes.interventions.registry import BASELINE, select
@@ -101,7 +100,7 @@ class Interventions:
 
     def _on_text(self, cell: Cell, text: FinishedText) -> None:
         name, record = text.drafter.name, text.record
-        self._write(record, name, BASELINE, BASELINE, text.beside_baseline(text.baseline))
+        self._write(record, name, BASELINE, BASELINE, text.baseline.beside(text.baseline))
         left = [i for i in self._effect_on(text.drafter) if not self.is_done(i.id, name, cell.key, record.prompt_id)]
         for kind, these in groupby(left, key=lambda i: type(i)):
             for intervention, counts in kind.count_each(list(these), text):

@@ -19,8 +19,7 @@ from probes.errors import InputError
 from probes.interventions.acceptance import ChainChange, Counts, accept
 from probes.interventions.base import Intervention
 from probes.interventions.changed_drafter import DrafterIntervention
-from probes.interventions.drafter_variants import DrafterVariants
-from probes.interventions.finished_text import FinishedText
+from probes.interventions.finished_text import DrafterVariants, FinishedText
 from probes.interventions.loading import for_interventions
 from probes.interventions.parts import Parts, TargetFacts
 from probes.interventions.path_patches import PATHS
@@ -375,7 +374,7 @@ def test_a_new_kind_needs_no_other_file(
             return on.name != "eagle3"
 
         def count(self, on: FinishedText) -> Counts | None:
-            return None if on.record.prompt_id == "1" else on.beside_baseline(on.baseline.walk())
+            return None if on.record.prompt_id == "1" else on.baseline.walk().beside(on.baseline)
 
     monkeypatch.setattr("probes.interventions.run.select", lambda names: (WalkOnly(),))
     found = [c for c in run_pass(job, models, measured[0], lambda *k: False) if c.id != "baseline"]
