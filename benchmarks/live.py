@@ -26,7 +26,6 @@ from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts
 from probes.attention.slots import text_regions
 from probes.chain.live import record_live, run_live, run_live_batch
-from probes.chain.step import concat_aux
 from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.job.loaded import load_models
@@ -47,7 +46,7 @@ class EagleLoop:
 
     def _read(self, token_ids: Tensor, hidden: Tensor, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The stream of these slots; `past` [layer] of (keys, values) grows by them."""
-        embeds = self.drafter.embed(token_ids)
+        embeds = self.drafter.embed_tokens(token_ids)
         rotation = self.drafter.rotation(torch.arange(first, first + len(token_ids), device=token_ids.device))
         for index, layer in enumerate(self.drafter.layers):
             q, k, v, residual = layer.project(embeds, hidden, rotation)
@@ -76,7 +75,7 @@ class EagleLoop:
         end = len(prompt) + max_new_tokens
         while len(text) < end and not target.stop_ids & set(text[len(prompt) :].tolist()):
             first = past[0][0].shape[0] if past else 0
-            fused = drafter.fuse(concat_aux(drafter, new, 0, len(text) - 1 - first))
+            fused = drafter.true_state(drafter.features(new, slice(0, len(text) - 1 - first)))
             stream = self._read(text[first + 1 :], fused, first, past)[-1:]
             verified = list(past)
             drafts: list[Tensor] = []

@@ -220,8 +220,7 @@ class _Loop:
         num_new = torch.tensor([t - f + 1 for t, f in zip(self.start, self.first_new, strict=True)], device=device)
         slot = first[:, None] + torch.arange(self.depth + 1, device=device)
         row = torch.arange(num_rows, device=device)[:, None]
-        dtype = self.drafter.norm.weight.dtype
-        aux = torch.cat([self.aux[i][row, slot].to(dtype) for i in self.drafter.spec.aux_layer_ids], dim=-1)
+        features = self.drafter.features(self.aux, (row, slot))  # [row, K + 1, ...]
         noise = None
         if self.is_probabilistic:
             keys = [
@@ -231,7 +230,7 @@ class _Loop:
             ]
             noise = self.sampler.exponential(self.drafter.spec.draft_vocab_size, keys, device, stream=DRAFT_STREAM)
             noise = noise.view(num_rows, self.depth, -1)
-        return DraftInputs(self.tokens.gather(1, slot + 1), aux, first, num_new, noise)
+        return DraftInputs(self.tokens.gather(1, slot + 1), features, first, num_new, noise)
 
     def _verify(
         self,

@@ -15,7 +15,8 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from probes.attention.slots import slot_regions
-from probes.chain.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rounds
+from probes.chain.drafted import Drafted, Fresh, fresh_pass
+from probes.chain.rounds import measure_rounds, record_rounds
 from probes.chain.step import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.errors import InputError

@@ -6,19 +6,15 @@ of starts. Knows nothing of acceptance: which drafts have a label is given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from probes.chain.drafted import Drafted
 from probes.drafter.model import Drafter
 from probes.record import NUM_CANDIDATES
 from probes.target.trace import BLOCK_ELEMENTS, TargetTrace
 from probes.target.vocab_rows import has_vocab_kernel, overlap, row_statistics
-
-if TYPE_CHECKING:
-    from probes.chain.rounds import Drafted
 
 KERNEL_BLOCKS = 4
 """So many blocks of rows are one where no float32 copy of the logits is made."""

@@ -72,9 +72,10 @@ class DrafterIntervention(Intervention):
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
         """The changed drafter; None where the tensors show that there is nothing to change."""
-        from probes.drafter.model import Drafter
+        from probes.drafter.algorithms import algorithm_of
 
-        return load(Drafter, self.spec(parts.spec, target), self.tensors(parts, target))
+        spec = self.spec(parts.spec, target)
+        return load(algorithm_of(spec), spec, self.tensors(parts, target))
 
 
 class TextIntervention(Intervention):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from probes.checkpoint.rope import DEFAULT_THETA
+from probes.checkpoint.rope import DEFAULT_THETA, LENGTH_DEPENDENT_ROPE
 from probes.checkpoint.spec import DrafterSpec
 from probes.interventions.base import DrafterIntervention, TargetFacts
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain.step, which needs torch
 YARN_FACTORS = (4, 8, 32)
 """Usual stretches; 32 is what ModelOpt's exporter injects."""
 WINDOWS = (512, 1024, 2048, 4096)

@@ -344,7 +344,7 @@ class Interventions:
                 )
                 if not is_own
             }
-            self._changed[key] = load(Drafter, drafter.spec, {**parts.tensors, **borrowed})
+            self._changed[key] = load(type(drafter.model), drafter.spec, {**parts.tensors, **borrowed})
         changed = self._changed[key]
         assert changed is not None
         return changed

@@ -132,9 +132,9 @@ class UnnormedLogits(DrafterIntervention):
         return True
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        from probes.drafter.model import Drafter
+        from probes.drafter.algorithms import algorithm_of
 
-        class WithoutNorm(Drafter):
+        class WithoutNorm(algorithm_of(parts.spec)):  # type: ignore[misc]
             def predict(self, stream: Tensor) -> tuple[Tensor, Tensor]:
                 _, feedback = super().predict(stream)
                 raw: Tensor = self.lm_head(stream)

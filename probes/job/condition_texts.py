@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from probes.chain.live import LiveRounds, run_live_batch
-from probes.chain.step import LENGTH_DEPENDENT_ROPE, SlotCache, prefill
+from probes.chain.step import SlotCache, prefill
+from probes.checkpoint.rope import LENGTH_DEPENDENT_ROPE
 from probes.conditions import Cell, Job, PromptInput, prompts_of
 from probes.job.loaded import LoadedDrafter, Models
 from probes.prompt.rendering import Rendered

@@ -12,6 +12,7 @@ from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Job
+from probes.drafter.algorithms import algorithm_of
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.interventions.base import DrafterIntervention, TargetFacts
@@ -44,7 +45,7 @@ def load_models(job: Job) -> Models:
     _check_device(job.device)
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
-    ids = sorted({i for spec in specs.values() for i in spec.aux_layer_ids})
+    ids = sorted({i for spec in specs.values() for i in algorithm_of(spec).boundary_ids(spec)})
     target = Target.load(
         job.target,
         dtype=dtype,
@@ -58,7 +59,7 @@ def load_models(job: Job) -> Models:
             LoadedDrafter(
                 name=name,
                 spec=spec,
-                model=Drafter.load(
+                model=algorithm_of(spec).load(
                     spec,
                     load_tensors(job.drafters[name], spec, dtype=dtype, device=job.device),
                     target_embedding=None if spec.has_own_embedding else target.embedding,
@@ -101,7 +102,7 @@ def for_interventions(job: Job, models: Models) -> Models:
         job.reference_target,
         dtype=getattr(torch, job.dtype),
         device=job.device,
-        aux_layer_ids=sorted({i for d in models.drafters for i in d.spec.aux_layer_ids}),
+        aux_layer_ids=sorted({i for d in models.drafters for i in d.model.boundary_ids(d.spec)}),
         trust_remote_code=job.trust_remote_code,
     )
     _check_reference(target, reference, job.reference_target)
@@ -113,12 +114,12 @@ def ids_with_interventions(job: Job, specs: Collection[DrafterSpec], config: Map
     facts = TargetFacts(
         num_layers=int(config["num_hidden_layers"]), hidden_size=int(config["hidden_size"]), config=config
     )
-    ids = {i for spec in specs for i in spec.aux_layer_ids}
+    read = list(specs)
     for spec in specs:
         for intervention in select(job.interventions):
             if isinstance(intervention, DrafterIntervention) and intervention.applies(spec, facts):
-                ids.update(intervention.spec(spec, facts).aux_layer_ids)
-    return sorted(ids)
+                read.append(intervention.spec(spec, facts))
+    return sorted({i for spec in read for i in algorithm_of(spec).boundary_ids(spec)})
 
 
 def _check_reference(target: Target, reference: Target, path: str) -> None:

@@ -19,6 +19,7 @@ from probes.chain.live import record_live, run_live, run_live_batch
 from probes.chain.replay import replay
 from probes.chain.step import prefill
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target.model import Target
@@ -59,7 +60,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def shared_pair(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> Pair:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, **request.param)
-    return Pair(model, Target(model, tokenizer, aux_layer_ids=spec.aux_layer_ids), spec, Drafter.load(spec, tensors))
+    return Pair(model, Target(model, tokenizer, aux_layer_ids=spec.aux_layer_ids), spec, Eagle3.load(spec, tensors))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from probes.chain.live import record_live, run_live_batch
 from probes.chain.verification import DRAFT_STREAM, by_equality, by_rejection
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.record import TEXT_REGIONS, PromptRecord, RejectionReason
 from probes.target.model import Target
@@ -199,7 +200,7 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def drafter() -> Drafter:
     spec = tiny_spec(vocab_size=NUM_IDS, draft_vocab_size=len(DRAFT_IDS), norm_output=True)
-    return Drafter.load(spec, random_tensors(spec, 3) | vocab_map(spec, DRAFT_IDS))
+    return Eagle3.load(spec, random_tensors(spec, 3) | vocab_map(spec, DRAFT_IDS))
 
 
 PROMPT = np.array([2, 5, 1], np.int32)

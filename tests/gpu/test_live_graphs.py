@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from probes.chain.live import LiveRounds, run_live_batch
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.target.model import Target
 from probes.target.sampler import Sampler
 from probes.target.trace import TargetTrace
@@ -34,7 +34,7 @@ def lived(
     spec, tensors = matched_drafter(model, seed=0, **flags)
     model.generation_config.eos_token_id = 17  # some responses end early
     target = Target(model.to(device), TOKENIZER, aux_layer_ids=spec.aux_layer_ids)
-    drafter = Drafter.load(spec, tensors, device=device)
+    drafter = Eagle3.load(spec, tensors, device=device)
     return run_live_batch(
         drafter,
         target,

@@ -21,6 +21,7 @@ from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
 from probes.chain.live import LiveRounds, run_live
 from probes.chain.replay import replay
 from probes.conditions import Job
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.job.loaded import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
@@ -65,7 +66,7 @@ def tiny_pair(folder: Path) -> Pair:
     drafters = {}
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(target, seed, noise=0.8, **flags)
-        write_checkpoint(Drafter.load(spec, tensors), folder / name)
+        write_checkpoint(Eagle3.load(spec, tensors), folder / name)
         drafters[name] = str(folder / name)
     return Pair(target=str(folder / "target"), drafters=drafters, max_model_len=256, max_new_tokens=60)
 
