@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from probes.chain.live import LiveRounds, run_live_batch
+from probes.chain.live import LiveOptions, LiveRounds, run_live_batch
 from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.target.model import Target
 from probes.target.sampler import Sampler
@@ -39,12 +39,14 @@ def lived(
         drafter,
         target,
         PROMPTS,
-        prompt_ids=[str(i) for i in range(len(PROMPTS))],
-        depth=DEPTH,
-        max_new_tokens=MAX_NEW_TOKENS,
-        sampler=Sampler(temperature, seed=3, top_k=12 if temperature else 0),
-        draft_sample_method=method,
-        use_graph=use_graph,
+        [str(i) for i in range(len(PROMPTS))],
+        LiveOptions(
+            depth=DEPTH,
+            max_new_tokens=MAX_NEW_TOKENS,
+            sampler=Sampler(temperature, seed=3, top_k=12 if temperature else 0),
+            draft_sample_method=method,
+            use_graph=use_graph,
+        ),
     )
 
 
