@@ -61,7 +61,8 @@ class DraftLoop:
         self.drafter, self.depth, self.temperature = drafter, depth, temperature
         device = drafter.norm.weight.device
         self.use_graph = use_graph and device.type == "cuda"
-        self.k, self.v = [], []
+        self.k: list[Float[Tensor, "row kv_head slot head_dim"]] = []
+        self.v: list[Float[Tensor, "row kv_head slot value_dim"]] = []
         for index in range(len(drafter.layers)):
             for buffers, name in ((self.k, "k"), (self.v, "v")):
                 parts = [getattr(cache, name)[index] for cache in caches]  # each [slot, kv_head, head_dim]
@@ -88,14 +89,14 @@ class DraftLoop:
         assert self._inputs is not None
         assert self._drafts is not None
         for held, given in zip(self._inputs, inputs, strict=True):
-            if held is not None:
+            if held is not None and given is not None:
                 held.copy_(given)
         self._graph.replay()
         return self._drafts
 
     def _capture(self, inputs: DraftInputs) -> None:
         """A round writes the same slots with the same values however often it runs: warming up changes nothing."""
-        self._inputs = DraftInputs(*(None if x is None else x.clone() for x in inputs))
+        self._inputs = inputs._replace(**{name: x.clone() for name, x in inputs._asdict().items() if x is not None})
         num_slots = self.k[0].shape[2]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -79,11 +79,14 @@ class Drafted:
         )
 
     def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
-        columns = {name: value[rows] for name, value in self.columns.items()}
-        return Drafted(*(getattr(self, name)[rows] for name in _DRAFTED), columns)
-
-
-_DRAFTED = ("row", "token", "logits", "lse", "logit_gap")
+        return Drafted(
+            row=self.row[rows],
+            token=self.token[rows],
+            logits=self.logits[rows],
+            lse=self.lse[rows],
+            logit_gap=self.logit_gap[rows],
+            columns={name: value[rows] for name, value in self.columns.items()},
+        )
 
 
 @dataclass(frozen=True)

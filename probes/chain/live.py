@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -50,22 +51,23 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
-        self.marks: list[torch.cuda.Event | int] = []
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[int] = []
 
     def mark(self) -> None:
         if self.is_cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.marks.append(event)
+            self._events.append(event)
         else:
-            self.marks.append(time.perf_counter_ns())
+            self._times.append(time.perf_counter_ns())
 
     def laps_us(self) -> list[float]:
         """Time between consecutive marks; waits for the device."""
         if self.is_cuda:
             torch.cuda.synchronize()
-            return [a.elapsed_time(b) * 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        return [(b - a) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
+            return [a.elapsed_time(b) * 1e3 for a, b in pairwise(self._events)]
+        return [(b - a) / 1e3 for a, b in pairwise(self._times)]
 
 
 def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> bool:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from probes.attention.masses import OwnChain
 from probes.attention.slots import slot_regions
 from probes.chain.drafted import Drafted, Fresh, fresh_pass
 from probes.chain.rounds import measure_rounds, record_rounds
@@ -108,7 +109,8 @@ def draft_chains(
     rotation = drafter.rotation(torch.arange(first, last + depth, device=trace.token_ids.device))
     fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth, rotation=rotation)
     here = slice(0, last - first + 1)
-    drafted, feedback, own = fresh.drafted.take(here), fresh.output.feedback[here], ()
+    drafted, feedback = fresh.drafted.take(here), fresh.output.feedback[here]
+    own: tuple[OwnChain, ...] = ()
     drafts: list[Drafted] = []
     for k in range(depth):
         if k > 0:

@@ -21,6 +21,7 @@ class Qwen3AttentionProjections(LlamaAttentionProjections):
 
 class Qwen3DrafterLayer(LlamaDrafterLayer):
     projections = Qwen3AttentionProjections
+    self_attn: Qwen3AttentionProjections
 
     def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """q and k after their norms and RoPE; as `LlamaDrafterLayer.heads` otherwise."""
