@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from probes.attention.slots import SLOT_REGIONS
@@ -146,7 +146,7 @@ def measure_rounds(
     }
 
 
-def _over_depth(drafts: list[Drafted], name: str) -> Float[Tensor, "round depth *rest"]:
+def _over_depth(drafts: list[Drafted], name: str) -> Shaped[Tensor, "round depth ..."]:
     """A column of every depth's step."""
     values = [d.columns[name] for d in drafts]
     # one axis behind the round's: with more of them torch copies depth by depth

@@ -7,7 +7,6 @@ last verified slot at t0 + i. Knows nothing of targets, acceptance or what is ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -123,40 +122,29 @@ def step(
     cache: SlotCache,
     regions: UInt8[Tensor, "slot"] | None,
     token_ids: Int[Tensor, "query"],
-    hidden: Float[Tensor, "query hidden"],
+    state: Float[Tensor, "query hidden"],
     *,
     start: int,
     own: tuple[OwnChain, ...] | None = None,
     depth: int | None = None,
     rotation: Rotation | None = None,
 ) -> StepOutput:
-    """One drafter step for the chains that start at t = start, start+1, ...
+    """One drafter step for the chains that start at t = start, start+1, ... True slots are seen up to t.
 
-    Depth 1 (`own` is None): `token_ids` = x[t+1], `hidden` = f[t], each query stands at its slot t and sees the true slots
-    up to t. Depth k: `token_ids` = the draft of depth k-1, `hidden` = the state fed back, `own` = the chain's slots so far;
-    each query stands at t+k-1, sees the true slots up to t, and its own chain, its own new slot included.
-
-    Without `regions` (`slot_regions`) nothing is measured but norms: for chains of which only the drafts matter. `depth` is
-    needed only where `own` does not hold the whole chain (an intervention that hides a part of it). `rotation`: of the
-    positions start, start+1, ... as far as the last query stands, for chains that would compute them at every depth.
+    Depth 1 (`own` is None): each query stands at its slot t, of x[t+1] (`token_ids`) and the slot's true `state`. Depth k:
+    at t+k-1, of the draft of depth k-1 and the state fed back; it sees its own chain too, the new slot included.
+    Without `regions` (`slot_regions`) only norms are measured. `depth`: where `own` does not hold the whole chain (an
+    intervention hides a part). `rotation`: of the positions from `start` on, the same for all depths.
     """
     # 1) where the queries stand
-    num_queries = len(token_ids)
     if depth is None:
         depth = 1 if own is None else 2 + (own[0].k.shape[1] if own else 0)
     position = start + depth - 1
-    if rotation is None:
-        rotation = drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))
-    else:
-        cos, sin = (x[depth - 1 : depth - 1 + num_queries] for x in rotation)
-        rotation = cos, sin
+    rotation = _rotation(drafter, rotation, position, start, token_ids)
     # 2) the layers
-    state = hidden
     embeds, hidden = drafter.enter(token_ids, state)  # both [query, hidden]
-    norms = _Norms([], [], [], [])
-    masses, queries, chains, input_share = [], [], [], None
+    norms, masses, queries, chains, input_share = [], [], [], [], None
     for index, layer in enumerate(drafter.layers):
-        norms.hidden_in.append(_norm(hidden))
         x, residual = layer.read(embeds, hidden)
         projected = layer.products(x)
         if index == 0 and regions is not None:
@@ -165,40 +153,41 @@ def step(
         chain = None if own is None else _extended(own[index] if own else None, k, v)
         band = Band.causal(start, query_position=position, window=layer.window)
         attended, seen = _attend(layer, q, cache.k[index], cache.v[index], chain, band, regions)
-        attn = layer.attention_branch(attended.flatten(-2))  # [query, head, value_dim] -> [query, hidden]
+        attn = layer.attention_branch(attended.flatten(-2))  # [query, head * value_dim] -> [query, hidden]
         stream = residual + attn
         mlp = layer.mlp_branch(stream)
-        hidden = stream + mlp
-        norms.attn.append(_norm(attn))
-        norms.mlp.append(_norm(mlp))
-        norms.hidden_out.append(_norm(hidden))
+        entered, hidden = hidden, stream + mlp
+        norms.append([_norm(x) for x in (entered, attn, mlp, hidden)])
         queries.append(q)
         masses += [] if seen is None else [seen]
         chains += [] if chain is None else [chain]
     # 3) the logits, and what the next depth reads
     logits, feedback = drafter.predict(hidden)
+    norm_in, norm_attn, norm_mlp, norm_out = (_by_layer(list(of_layers)) for of_layers in zip(*norms, strict=True))
     return StepOutput(
         logits=logits,
         feedback=feedback,
         own=tuple(chains),
-        hidden_in_norm=_by_layer(norms.hidden_in),
-        hidden_out_norm=_by_layer(norms.hidden_out),
-        hidden_feedback_norm=norms.hidden_out[-1] if feedback is hidden else _norm(feedback),
-        branch_norm_attn=_by_layer(norms.attn),
-        branch_norm_mlp=_by_layer(norms.mlp),
+        hidden_in_norm=norm_in,
+        hidden_out_norm=norm_out,
+        hidden_feedback_norm=norms[-1][-1] if feedback is hidden else _norm(feedback),
+        branch_norm_attn=norm_attn,
+        branch_norm_mlp=norm_mlp,
         input_share_embed=input_share,
         masses=tuple(masses),
         queries=tuple(queries),
     )
 
 
-class _Norms(NamedTuple):
-    """[query] of each layer."""
-
-    hidden_in: list[Tensor]
-    attn: list[Tensor]
-    mlp: list[Tensor]
-    hidden_out: list[Tensor]
+def _rotation(
+    drafter: Drafter, given: Rotation | None, position: int, start: int, token_ids: Int[Tensor, "query"]
+) -> tuple[Float[Tensor, "query head_dim"], Float[Tensor, "query head_dim"]]:
+    """Of the queries, the first of which stands at `position`; a part of `given`, which begins at `start`."""
+    num_queries = len(token_ids)
+    if given is None:
+        return drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))
+    cos, sin = (x[position - start : position - start + num_queries] for x in given)
+    return cos, sin
 
 
 def _extended(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Self, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,8 +21,8 @@ from probes.drafter.layers.llama import LlamaDrafterLayer, Projected, Rotation
 from probes.drafter.norm import RMSNorm
 from probes.errors import CheckpointError
 
-TargetStates: TypeAlias = Mapping[int, Float[Tensor, "*slot target_hidden"]]
-"""The target's states by boundary id, from slot 0."""
+TargetStates: TypeAlias = Mapping[int, Float[Tensor, "*token _"]]
+"""The target's states [*token, target_hidden] by boundary id, from slot 0."""
 
 
 class Drafter(nn.Module, ABC):
@@ -101,7 +101,7 @@ class Drafter(nn.Module, ABC):
         target_lm_head: Float[Tensor, "vocab hidden"] | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-    ) -> Self:
+    ) -> Drafter:
         """A drafter in evaluation mode. The target's embedding and lm_head stand in where the checkpoint has none.
 
         Raises CheckpointError when a tensor is missing, unknown or of another shape.
