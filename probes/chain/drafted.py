@@ -103,7 +103,7 @@ def fresh_pass(
     drafter: Drafter,
     trace: TargetTrace,
     cache: SlotCache,
-    regions: UInt8[Tensor, "slot"],
+    regions: UInt8[Tensor, "token"],
     *,
     first: int,
     last: int,

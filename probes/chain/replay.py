@@ -93,7 +93,7 @@ def draft_chains(
     drafter: Drafter,
     trace: TargetTrace,
     cache: SlotCache,
-    regions: UInt8[Tensor, "slot"],
+    regions: UInt8[Tensor, "token"],
     span: tuple[int, int],
     depth: int,
     *,

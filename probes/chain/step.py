@@ -120,7 +120,7 @@ def _extend(
 def step(
     drafter: Drafter,
     cache: SlotCache,
-    regions: UInt8[Tensor, "slot"] | None,
+    regions: UInt8[Tensor, "token"] | None,
     token_ids: Int[Tensor, "query"],
     state: Float[Tensor, "query hidden"],
     *,
@@ -206,7 +206,7 @@ def _attend(
     v: Float[Tensor, "slot kv_head value_dim"],
     chain: OwnChain | None,
     band: Band,
-    regions: UInt8[Tensor, "slot"] | None,
+    regions: UInt8[Tensor, "token"] | None,
 ) -> tuple[Float[Tensor, "query head value_dim"], Masses | None]:
     """One softmax over the band of true slots and the own chain; where it looks only with `regions`."""
     if regions is not None:

@@ -14,7 +14,7 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 PROBES = Path(__file__).parents[2] / "probes"
-ROOMS = ("attention", "job", "target")
+ROOMS = ("attention", "chain", "drafter", "job", "target")
 FILES = [file for room in ROOMS for file in (PROBES / room).rglob("*.py") if "@triton.jit" not in file.read_text()]
 install_import_hook(
     [".".join(file.relative_to(PROBES.parent).with_suffix("").parts) for file in FILES], "beartype.beartype"
