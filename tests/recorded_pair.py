@@ -15,6 +15,7 @@ from driftscope.runs import Run
 from probes.attention.slots import text_regions
 from probes.chain.replay import replay
 from probes.conditions import Job
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.job.loaded import load_models
 from probes.record import REGIONS, TEXT_REGIONS, ConditionKey, PromptRecord, RoundBatch
@@ -44,7 +45,7 @@ def tiny_pair(folder: Path, *, device: str = "cpu", **flags: object) -> Pair:
     seed = 5
     model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
     spec, tensors = matched_drafter(model, seed, noise=0.8, **flags)
-    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
+    write_checkpoint(Eagle3.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
     job = Job(target=str(folder / "target"), drafters={"d": str(folder / "drafter")}, prompts=(), device=device)
     models = load_models(job)
     return Pair(

@@ -26,7 +26,7 @@ class DraftInputs(NamedTuple):
     """What a round needs. K + 1 columns; those of a row beyond its `num_new` are anything finite."""
 
     token_ids: Int[Tensor, "row new"]  # x[t+1] of the slots that are new since the last round, and of the start
-    aux: Float[Tensor, "row new fused"]  # g[t], as `Drafter.fuse` reads them
+    features: Float[Tensor, "row new _"]  # of those slots
     first: Int[Tensor, "row"]  # the first new slot
     num_new: Int[Tensor, "row"]  # at least 1; the last one is the start t of this round
     noise: Float[Tensor, "row depth draft_vocab"] | None  # exponential, for probabilistic drafts
@@ -61,7 +61,8 @@ class DraftLoop:
         self.drafter, self.depth, self.temperature = drafter, depth, temperature
         device = drafter.norm.weight.device
         self.use_graph = use_graph and device.type == "cuda"
-        self.k, self.v = [], []
+        self.k: list[Float[Tensor, "row kv_head slot head_dim"]] = []
+        self.v: list[Float[Tensor, "row kv_head slot value_dim"]] = []
         for index in range(len(drafter.layers)):
             for buffers, name in ((self.k, "k"), (self.v, "v")):
                 parts = [getattr(cache, name)[index] for cache in caches]  # each [slot, kv_head, head_dim]
@@ -88,14 +89,14 @@ class DraftLoop:
         assert self._inputs is not None
         assert self._drafts is not None
         for held, given in zip(self._inputs, inputs, strict=True):
-            if held is not None:
+            if held is not None and given is not None:
                 held.copy_(given)
         self._graph.replay()
         return self._drafts
 
     def _capture(self, inputs: DraftInputs) -> None:
         """A round writes the same slots with the same values however often it runs: warming up changes nothing."""
-        self._inputs = DraftInputs(*(None if x is None else x.clone() for x in inputs))
+        self._inputs = inputs._replace(**{name: x.clone() for name, x in inputs._asdict().items() if x is not None})
         num_slots = self.k[0].shape[2]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -110,9 +111,8 @@ class DraftLoop:
     def _draft(self, inputs: DraftInputs, num_slots: int) -> Drafts:
         new = torch.arange(inputs.token_ids.shape[1], device=inputs.token_ids.device)
         start = inputs.first + inputs.num_new - 1  # t
-        stream = self._forward(
-            inputs.token_ids, self.drafter.fuse(inputs.aux), inputs.first[:, None] + new, num_slots
-        )  # [row, new, hidden]
+        state = self.drafter.true_state(inputs.features)  # [row, new, hidden]
+        stream = self._forward(inputs.token_ids, state, inputs.first[:, None] + new, num_slots)
         stream = stream[self._rows[:, 0], inputs.num_new - 1]  # [row, hidden]
         rows, tokens, kept = [], [], []
         for k in range(1, self.depth + 1):
@@ -132,12 +132,13 @@ class DraftLoop:
     def _forward(
         self,
         token_ids: Int[Tensor, "row new"],
-        hidden: Float[Tensor, "row new hidden"],
+        state: Float[Tensor, "row new hidden"],
         slots: Int[Tensor, "row new"],
         num_slots: int,
     ) -> Float[Tensor, "row new hidden"]:
         """The stream after the last layer; keys and values of these slots are written on the way."""
-        embeds, rotation = self.drafter.embed(token_ids), self.drafter.rotation(slots)
+        embeds, hidden = self.drafter.enter(token_ids, state)
+        rotation = self.drafter.rotation(slots)
         slot = torch.arange(num_slots, device=slots.device)
         for index, layer in enumerate(self.drafter.layers):
             q, k, v, residual = layer.project(embeds, hidden, rotation)  # [row, new, head, head_dim]
@@ -151,7 +152,7 @@ class DraftLoop:
                 self.k[index][:, :, :num_slots],
                 self.v[index][:, :, :num_slots],
                 attn_mask=is_seen,
-                scale=layer.head_dim**-0.5,
+                scale=layer.scale,
                 enable_gqa=True,
             )
             hidden = layer.finish(attended.transpose(1, 2).flatten(-2), residual)

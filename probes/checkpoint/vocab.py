@@ -28,62 +28,69 @@ def check_vocab_map(
     """
     in_t2d = None if t2d is None else np.flatnonzero(t2d)
     if d2t is None:
-        if draft_vocab_size == vocab_size:
-            return []
-        hint = "t2d is there: d2t = nonzero(t2d) - arange" if in_t2d is not None else "Copy d2t from training"
-        return [
-            _finding(
-                "d2t_missing",
-                f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: engines take the first "
-                f"{draft_vocab_size} target ids, almost surely not what was trained",
-                where,
-                hint,
-            )
-        ]
+        return [] if draft_vocab_size == vocab_size else [_missing(in_t2d, vocab_size, draft_vocab_size, where)]
     d2t = d2t.astype(np.int64)
-    is_rising = bool(np.all(d2t[1:] > d2t[:-1]))
     ids = np.arange(draft_vocab_size, dtype=np.int64) + np.clip(d2t, -vocab_size, vocab_size)  # clipped: no overflow
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
-        if is_rising and d2t[0] >= 0 and d2t[-1] < vocab_size:
-            raise CheckpointError(
-                f"d2t holds target ids, not offsets: row {row} would mean target id {row + int(d2t[row])} of {vocab_size}",
-                code="d2t_absolute",
-                where=where,
-                remedy="Store d2t - arange(len(d2t)); every engine adds the row number",
-            )
-        raise CheckpointError(
-            f"d2t leads outside the target's vocabulary at {int(outside.sum())} of {draft_vocab_size} rows, first at "
-            f"row {row}: {row} + {int(d2t[row])} is not in 0..{vocab_size - 1}",
-            code="d2t_out_of_range",
-            where=where,
-            remedy="Copy d2t from training again; check that this is the drafter's target",
-        )
-    findings = []
-    is_consistent = in_t2d is not None and np.array_equal(in_t2d, np.sort(ids))
-    if in_t2d is not None and not is_consistent:
-        if np.array_equal(in_t2d, d2t):
-            findings.append(
-                _finding(
-                    "d2t_absolute",
-                    "d2t holds target ids, not offsets: it equals the ids marked in t2d",
-                    where,
-                    "Store d2t - arange(len(d2t)); every engine adds the row number",
-                )
-            )
-        else:
-            shared = len(np.intersect1d(in_t2d, ids))
-            findings.append(
-                _finding(
-                    "t2d_disagrees",
-                    f"t2d marks {len(in_t2d)} target ids, d2t reaches {len(np.unique(ids))}, only {shared} are the same",
-                    where,
-                    "One of the two is from another vocabulary: copy both from training",
-                )
-            )
-    elif in_t2d is None and is_rising and draft_vocab_size > 2 and draft_vocab_size < vocab_size:
+    _check_range(d2t, ids, vocab_size, where)
+    is_cut = draft_vocab_size < vocab_size
+    findings = _against_mask(d2t, ids, in_t2d, is_cut, where)
+    if is_cut and not np.any(d2t):
+        is_said = in_t2d is not None and np.array_equal(in_t2d, np.sort(ids))
         findings.append(
+            _finding(
+                "d2t_all_zero",
+                f"d2t is all zero: only the first {draft_vocab_size} of {vocab_size} target ids are drafted"
+                + (" (t2d says the same)" if is_said else ", almost surely a buffer that was never filled"),
+                where,
+                "Copy d2t from training, unless the drafter was trained on the first ids",
+            )
+        )
+    return findings + _order(ids, where)
+
+
+def _missing(in_t2d: IntArray | None, vocab_size: int, draft_vocab_size: int, where: str) -> Finding:
+    hint = "t2d is there: d2t = nonzero(t2d) - arange" if in_t2d is not None else "Copy d2t from training"
+    return _finding(
+        "d2t_missing",
+        f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: engines take the first "
+        f"{draft_vocab_size} target ids, almost surely not what was trained",
+        where,
+        hint,
+    )
+
+
+def _is_rising(d2t: IntArray) -> bool:
+    return bool(np.all(d2t[1:] > d2t[:-1]))
+
+
+def _check_range(d2t: IntArray, ids: IntArray, vocab_size: int, where: str) -> None:
+    """Raises CheckpointError where a row's target id is none of the target's."""
+    outside = (ids < 0) | (ids >= vocab_size)
+    if not outside.any():
+        return
+    row = int(np.flatnonzero(outside)[0])
+    if _is_rising(d2t) and d2t[0] >= 0 and d2t[-1] < vocab_size:
+        raise CheckpointError(
+            f"d2t holds target ids, not offsets: row {row} would mean target id {row + int(d2t[row])} of {vocab_size}",
+            code="d2t_absolute",
+            where=where,
+            remedy="Store d2t - arange(len(d2t)); every engine adds the row number",
+        )
+    raise CheckpointError(
+        f"d2t leads outside the target's vocabulary at {int(outside.sum())} of {len(ids)} rows, first at "
+        f"row {row}: {row} + {int(d2t[row])} is not in 0..{vocab_size - 1}",
+        code="d2t_out_of_range",
+        where=where,
+        remedy="Copy d2t from training again; check that this is the drafter's target",
+    )
+
+
+def _against_mask(d2t: IntArray, ids: IntArray, in_t2d: IntArray | None, is_cut: bool, where: str) -> list[Finding]:
+    """d2t against the ids marked in t2d; without t2d, whether d2t looks like target ids. `is_cut`: some are not drafted."""
+    if in_t2d is None:
+        if not (_is_rising(d2t) and len(d2t) > 2 and is_cut):
+            return []
+        return [
             _finding(
                 "d2t_maybe_absolute",
                 "d2t rises at every row, which offsets hardly ever do: it may hold target ids",
@@ -91,28 +98,37 @@ def check_vocab_map(
                 "Compare with training; as offsets, store d2t - arange(len(d2t))",
                 severity="warning",
             )
-        )
-    if draft_vocab_size < vocab_size and not np.any(d2t):
-        findings.append(
+        ]
+    if np.array_equal(in_t2d, np.sort(ids)):
+        return []
+    if np.array_equal(in_t2d, d2t):
+        return [
             _finding(
-                "d2t_all_zero",
-                f"d2t is all zero: only the first {draft_vocab_size} of {vocab_size} target ids are drafted"
-                + (" (t2d says the same)" if is_consistent else ", almost surely a buffer that was never filled"),
+                "d2t_absolute",
+                "d2t holds target ids, not offsets: it equals the ids marked in t2d",
                 where,
-                "Copy d2t from training, unless the drafter was trained on the first ids",
+                "Store d2t - arange(len(d2t)); every engine adds the row number",
             )
+        ]
+    shared = len(np.intersect1d(in_t2d, ids))
+    return [
+        _finding(
+            "t2d_disagrees",
+            f"t2d marks {len(in_t2d)} target ids, d2t reaches {len(np.unique(ids))}, only {shared} are the same",
+            where,
+            "One of the two is from another vocabulary: copy both from training",
         )
-    if len(np.unique(ids)) != draft_vocab_size:
-        findings.append(
-            _finding(
-                "d2t_not_increasing",
-                f"d2t maps {draft_vocab_size} rows to {len(np.unique(ids))} target ids: some ids are reached twice",
-                where,
-                "Copy d2t from training",
-            )
-        )
-    elif np.any(np.diff(ids) < 0):
-        findings.append(
+    ]
+
+
+def _order(ids: IntArray, where: str) -> list[Finding]:
+    """Target ids must be reached once, and in producers' files they rise."""
+    num_reached = len(np.unique(ids))
+    if num_reached != len(ids):
+        what = f"d2t maps {len(ids)} rows to {num_reached} target ids: some ids are reached twice"
+        return [_finding("d2t_not_increasing", what, where, "Copy d2t from training")]
+    if np.any(np.diff(ids) < 0):
+        return [
             _finding(
                 "d2t_not_increasing",
                 "the target ids of the rows do not rise; producers write them in ascending order",
@@ -120,8 +136,8 @@ def check_vocab_map(
                 "Check that the rows of lm_head are in the same order",
                 severity="warning",
             )
-        )
-    return findings
+        ]
+    return []
 
 
 def check_lm_head_rows(d2t: IntArray, lm_head: TensorEntry) -> list[Finding]:

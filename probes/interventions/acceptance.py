@@ -16,7 +16,7 @@ from torch import Tensor
 from probes.attention.masses import OwnChain
 from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label
-from probes.chain.step import SlotCache, concat_aux, prefill, step
+from probes.chain.step import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.target.trace import TargetTrace
 
@@ -104,7 +104,7 @@ def _drafts(
     drafter: Drafter, trace: TargetTrace, cache: SlotCache, first: int, last: int, depth: int, change: ChainChange
 ) -> Int[Tensor, "round depth"]:
     """Target ids drafted from the starts first .. last, one round each."""
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
+    fused = drafter.true_state(drafter.features(trace.aux, slice(first, last + 1)))
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
     tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]
     own: tuple[OwnChain, ...] = ()

@@ -47,9 +47,9 @@ class Intervention:
         """Whether it changes anything of this drafter: `applies`, and what the tensors tell."""
         return self.applies(on.spec, on.facts)
 
-    def aux_layer_ids(self, spec: DrafterSpec, target: TargetFacts) -> tuple[int, ...]:
-        """The boundaries of the target that it reads."""
-        return spec.aux_layer_ids
+    def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
+        """The drafter's spec after the change."""
+        return spec
 
     def count(self, on: FinishedText) -> Counts | None:
         """What it counts on a text as it is; None where it has nothing to say about this one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from probes.checkpoint.spec import DrafterSpec
 from probes.interventions.base import Intervention
 from probes.interventions.parts import Parts, TargetFacts, load
 
@@ -22,25 +21,19 @@ class DrafterIntervention(Intervention):
 
     keeps_slots = False  # keys and values of true-feature slots stay as they are, so their cache can be shared
 
-    def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
-        """The spec after the change."""
-        return spec
-
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         """The tensors after the change; those that the new spec does not need are dropped."""
         return parts.tensors
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
         """The changed drafter; None where the tensors show that there is nothing to change."""
-        from probes.drafter.model import Drafter
+        from probes.drafter.algorithms import algorithm_of
 
-        return load(Drafter, self.spec(parts.spec, target), self.tensors(parts, target))
+        spec = self.spec(parts.spec, target)
+        return load(algorithm_of(spec), spec, self.tensors(parts, target))
 
     def has_effect(self, on: DrafterVariants) -> bool:
         return super().has_effect(on) and on.changed(self.id, self.build) is not None
-
-    def aux_layer_ids(self, spec: DrafterSpec, target: TargetFacts) -> tuple[int, ...]:
-        return self.spec(spec, target).aux_layer_ids
 
     def count(self, on: FinishedText) -> Counts | None:
         drafter = on.drafter.changed(self.id, self.build)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from probes.checkpoint.rope import DEFAULT_THETA
+from probes.checkpoint.rope import DEFAULT_THETA, LENGTH_DEPENDENT_ROPE
 from probes.checkpoint.spec import DrafterSpec
 from probes.interventions.changed_drafter import DrafterIntervention
 from probes.interventions.parts import TargetFacts
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from probes.interventions.acceptance import Counts
     from probes.interventions.finished_text import FinishedText
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain.step, which needs torch
 YARN_FACTORS = (4, 8, 32)
 """Usual stretches; 32 is what ModelOpt's exporter injects."""
 WINDOWS = (512, 1024, 2048, 4096)

@@ -90,7 +90,7 @@ class DrafterVariants:
             tensors["embed_tokens.weight"] = self._reference.embedding
         if not self.spec.has_own_lm_head:
             tensors["lm_head.weight"] = self._reference.lm_head
-        return load(Drafter, self.spec, tensors)
+        return load(type(self.model), self.spec, tensors)
 
     @cached_property
     def _parts(self) -> Parts:

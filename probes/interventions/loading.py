@@ -10,6 +10,7 @@ import torch
 
 from probes.checkpoint.spec import DrafterSpec
 from probes.conditions import Job
+from probes.drafter.algorithms import algorithm_of
 from probes.errors import InputError
 from probes.interventions.parts import TargetFacts
 from probes.interventions.registry import select
@@ -32,7 +33,7 @@ def for_interventions(job: Job, models: Models) -> Models:
         job.reference_target,
         dtype=getattr(torch, job.dtype),
         device=job.device,
-        aux_layer_ids=sorted({i for d in models.drafters for i in d.spec.aux_layer_ids}),
+        aux_layer_ids=sorted({i for d in models.drafters for i in d.model.boundary_ids(d.spec)}),
         trust_remote_code=job.trust_remote_code,
     )
     _check_reference(target, reference, job.reference_target)
@@ -44,10 +45,8 @@ def ids_with_interventions(job: Job, specs: Collection[DrafterSpec], config: Map
     facts = TargetFacts(
         num_layers=int(config["num_hidden_layers"]), hidden_size=int(config["hidden_size"]), config=config
     )
-    selected = select(job.interventions)
-    own = {i for spec in specs for i in spec.aux_layer_ids}
-    read = (i.aux_layer_ids(spec, facts) for spec in specs for i in selected if i.applies(spec, facts))
-    return sorted(own.union(*read))
+    changed = [i.spec(s, facts) for s in specs for i in select(job.interventions) if i.applies(s, facts)]
+    return sorted({i for spec in (*specs, *changed) for i in algorithm_of(spec).boundary_ids(spec)})
 
 
 def target_facts(target: Target) -> TargetFacts:

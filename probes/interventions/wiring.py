@@ -109,12 +109,11 @@ class DoubleHiddenNorm(_Wiring):
         return spec.has_hidden_norm
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        from torch import nn
-
         drafter = super().build(parts, target)
         if drafter is not None:
             first = drafter.layers[0]
-            first.hidden_norm = nn.Sequential(first.input_layernorm, first.hidden_norm)
+            assert first.hidden_norm is not None  # `applies` says so
+            first.hidden_norm.register_forward_pre_hook(lambda _, args: (first.input_layernorm(args[0]),))
         return drafter
 
 
@@ -126,9 +125,9 @@ class UnnormedLogits(_Wiring):
     changes = "reads logits from the state before the final norm"
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        from probes.drafter.model import Drafter
+        from probes.drafter.algorithms import algorithm_of
 
-        class WithoutNorm(Drafter):
+        class WithoutNorm(algorithm_of(parts.spec)):  # type: ignore[misc]
             def predict(self, stream: Tensor) -> tuple[Tensor, Tensor]:
                 _, feedback = super().predict(stream)
                 raw: Tensor = self.lm_head(stream)

@@ -10,6 +10,7 @@ from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
 from probes.conditions import Job
+from probes.drafter.algorithms import algorithm_of
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.target.model import Target
@@ -40,7 +41,7 @@ def load_models(job: Job) -> Models:
     _check_device(job.device)
     config = target_config(job.target, trust_remote_code=job.trust_remote_code)
     specs = {name: read_spec(path, target_config=config) for name, path in job.drafters.items()}
-    ids = sorted({i for spec in specs.values() for i in spec.aux_layer_ids})
+    ids = sorted({i for spec in specs.values() for i in algorithm_of(spec).boundary_ids(spec)})
     target = Target.load(
         job.target,
         dtype=dtype,
@@ -54,7 +55,7 @@ def load_models(job: Job) -> Models:
             LoadedDrafter(
                 name=name,
                 spec=spec,
-                model=Drafter.load(
+                model=algorithm_of(spec).load(
                     spec,
                     load_tensors(job.drafters[name], spec, dtype=dtype, device=job.device),
                     target_embedding=None if spec.has_own_embedding else target.embedding,

@@ -71,6 +71,8 @@ def measure_conditions(
                     num_done += 1
                     on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
                 on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+    for drafter in models.drafters:
+        check.notes += [f"{drafter.name}: {column} is null: {why}" for column, why in drafter.model.nulls.items()]
     judge(job, check)
     return check
 

@@ -14,10 +14,9 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 PROBES = Path(__file__).parents[2] / "probes"
-ROOMS = ("attention", "interventions", "job", "target", "vllm")
-UNREAD = (
-    PROBES / "vllm" / "requests.py"
-)  # nothing may look at what a client sent, a check of its items no more than others
+ROOMS = ("attention", "chain", "drafter", "interventions", "job", "target", "vllm")
+# nothing may look at what a client sent, a check of its items no more than others
+UNREAD = PROBES / "vllm" / "requests.py"
 FILES = [
     file
     for room in ROOMS

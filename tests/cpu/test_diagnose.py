@@ -17,7 +17,7 @@ from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
 from driftscope.summary import summarise
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.interventions.registry import ALL
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -32,11 +32,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_target(seed=0, num_layers=7, noise=0.5, folder=root / "target")
     spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))
     embedding = model.model.embed_tokens.weight
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=embedding), root / "sound")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=embedding), root / "sound")
     for name in "qkv":
         key = f"layers.0.self_attn.{name}_proj.weight"
         tensors[key] = tensors[key].roll(spec.hidden_size, dims=1)
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=embedding), root / "swapped")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=embedding), root / "swapped")
     lines = [{"question_id": i, "category": "test", "turns": [turn]} for i, turn in enumerate(TURNS)]
     (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root

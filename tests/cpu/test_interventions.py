@@ -14,6 +14,7 @@ import torch
 from probes.chain.replay import replay
 from probes.chain.step import prefill
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.interventions.acceptance import ChainChange, Counts, accept
@@ -47,7 +48,7 @@ def made_text(flags: dict[str, Any], seed: int = 3) -> tuple[Drafter, Any, dict[
     spec = tiny_spec(**flags)
     tensors = random_tensors(spec, seed)
     trace, _ = make_text(spec, tensors, num_prompt=NUM_PROMPT, num_tokens=NUM_PROMPT + NUM_RESPONSE + DEPTH, seed=seed)
-    return Drafter.load(spec, tensors), trace, tensors
+    return Eagle3.load(spec, tensors), trace, tensors
 
 
 @pytest.mark.parametrize("flags", LAYERS.values(), ids=LAYERS.keys())
@@ -79,7 +80,7 @@ def test_no_patch_is_the_chain_and_all_patches_are_fresh(flags: dict[str, Any]) 
 @pytest.mark.parametrize("flags", [{}, {"num_layers": 2}], ids=["one layer", "two layers"])
 def test_every_patched_step_equals_the_oracle_of_its_paths(flags: dict[str, Any]) -> None:
     """Depth 2 by hand, float64: which of key, query and residual come from the true state."""
-    from probes.chain.step import concat_aux, step
+    from probes.chain.step import step
     from probes.interventions.paths import _patched_step
 
     drafter, trace, _ = made_text({**flags, "norm_output": True})
@@ -87,14 +88,14 @@ def test_every_patched_step_equals_the_oracle_of_its_paths(flags: dict[str, Any]
     trace = replace(trace, aux={i: a.double() for i, a in trace.aux.items()})
     start, ids = NUM_PROMPT + 1, trace.token_ids
     cache = prefill(drafter, ids, trace.aux)
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, start, start + 2))
+    fused = drafter.true_state(drafter.features(trace.aux, slice(start, start + 2)))
     output = step(drafter, cache, None, ids[start + 1 : start + 2], fused[:1], start=start)
     token, hidden = ids[start + 2 : start + 3], output.feedback
     chain = step(drafter, cache, None, token, hidden, start=start, own=())
     rotation = drafter.rotation(torch.tensor([start + 1]))
     first = drafter.layers[0]
-    as_is = first.project(drafter.embed(token), hidden, rotation)
-    fresh = first.project(drafter.embed(token), fused[1:], rotation)
+    as_is = first.project(drafter.embed_tokens(token), hidden, rotation)
+    fresh = first.project(drafter.embed_tokens(token), fused[1:], rotation)
     for patch in PATHS:
         q = fresh.q if patch.patches_query else as_is.q
         stream = fresh.residual if patch.patches_residual else as_is.residual
@@ -235,7 +236,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
+        write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
     write_reference(root)
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}bot:"
     return Job(

@@ -30,14 +30,14 @@ DOCUMENT = " ".join(f"the bell rang {i} times and then the lamp was lit again" f
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A tiny target and two drafters for it on disk."""
-    from probes.drafter.model import Drafter
+    from probes.drafter.algorithms.eagle3 import Eagle3
 
     root = tmp_path_factory.mktemp("pair")
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     paths = {"target": str(root / "target")}
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        drafter = Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight)
+        drafter = Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight)
         write_checkpoint(drafter, root / name)
         paths[name] = str(root / name)
     return paths

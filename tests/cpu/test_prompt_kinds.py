@@ -25,12 +25,12 @@ UNKNOWN = TEXT_REGIONS.index("unknown")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    from probes.drafter.model import Drafter
+    from probes.drafter.algorithms.eagle3 import Eagle3
 
     root = tmp_path_factory.mktemp("pair")
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
     return Job(
         target=str(root / "target"),
         drafters={"d": str(root / "drafter")},

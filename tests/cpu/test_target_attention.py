@@ -13,7 +13,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, Mistral
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from probes.conditions import Job, PromptInput
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.job.loaded import LoadedDrafter, Models
 from probes.job.measure_job import measure_conditions
 from probes.record import TEXT_REGIONS, RoundBatch
@@ -102,7 +102,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, aux_layer_ids=(0, 2, 3))
     target = Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
     job = Job(
         target="tiny",
         drafters={"d": "tiny"},
@@ -134,7 +134,7 @@ def test_last_tokens_start_fewer_chains_with_the_same_numbers() -> None:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0)
     target = Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
     prompts = [PromptInput(prompt_id="0", messages=({"role": "user", "content": "name a tree"},))]
     job = Job(target="tiny", drafters={"d": "tiny"}, prompts=prompts, depth=3, max_new_tokens=20)
     batches = []

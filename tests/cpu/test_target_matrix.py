@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.conditions import Job, PromptInput, SystemPrompt
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.errors import CheckpointError, InputError
 from probes.job.loaded import LoadedDrafter, Models
 from probes.job.measure_job import measure_conditions
@@ -172,7 +172,7 @@ def test_rejected_drafts_leave_the_cache_without_a_trace(case: Case) -> None:
 def models(case: Case) -> Models:
     case.target.capture(AUX_LAYER_IDS)
     spec, tensors = drafter_for(case.model, aux_layer_ids=AUX_LAYER_IDS, has_fc_norm=True)
-    return Models(case.target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    return Models(case.target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
 
 
 def test_live_is_lossless_and_replays_walk_is_its_rounds(case: Case, models: Models) -> None:

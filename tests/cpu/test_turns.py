@@ -17,7 +17,7 @@ from driftscope.plan import make_plan
 from driftscope.runs import read_run
 from probes.chain import step as chain
 from probes.conditions import Job, PromptInput, Template
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
 from probes.job.measure_job import measure_conditions
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     for name, flags in DRAFTERS.items():
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
+        write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
     target = Target.load(root / "target")
     messages: list[dict[str, str]] = []
     for question in QUESTIONS:

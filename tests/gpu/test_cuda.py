@@ -14,7 +14,7 @@ import torch
 from probes.attention.band import Band
 from probes.attention.kernel import attend, attend_plain, band_mask
 from probes.conditions import Job, PromptInput
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.job.loaded import LoadedDrafter, Models
 from probes.job.measure_job import measure_conditions
 from probes.record import RoundBatch
@@ -73,7 +73,7 @@ def measure(name: str, engine: str, device: str, dtype: str = "float32") -> list
     spec, tensors = matched_drafter(model, seed=0, **DRAFTERS[name])
     torch_dtype = getattr(torch, dtype)
     target = Target(model.to(device, torch_dtype), tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    drafter = Drafter.load(spec, tensors, dtype=torch_dtype, device=device)
+    drafter = Eagle3.load(spec, tensors, dtype=torch_dtype, device=device)
     records: list[object] = []
     measure_conditions(
         job(engine, device, dtype), Models(target, (LoadedDrafter(name="d", spec=spec, model=drafter),)), records.append
@@ -110,7 +110,7 @@ def test_a_text_of_a_prompt_does_not_depend_on_its_batch_on_the_device() -> None
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0)
     target = Target(model.to("cuda"), tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    loaded = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors, device="cuda")),))
+    loaded = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors, device="cuda")),))
     texts = []
     for batch_size in (1, 3):
         records: list[object] = []

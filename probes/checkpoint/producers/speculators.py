@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from probes.checkpoint.families import FAMILIES
 from probes.checkpoint.producer import (
     ROTARY_TABLES,
     TESTED_IN_VLLM,
@@ -16,13 +17,12 @@ from probes.checkpoint.producer import (
 )
 
 ARCHITECTURES = {"Eagle3Speculator", "Eagle3DraftModel"}
-LAYER_TYPES = ("llama", "qwen3")
 
 
 def score(config: Config, names: frozenset[str]) -> int:
     layer = config.get("transformer_layer_config")
     layer_type = layer.get("model_type", "llama") if isinstance(layer, Mapping) else "llama"
-    if layer_type not in LAYER_TYPES or not has_layer(names, "layers.0."):
+    if layer_type not in tuple(FAMILIES) or not has_layer(names, "layers.0."):
         return 0
     kind = config.get("speculators_model_type")
     if kind == "eagle3":
