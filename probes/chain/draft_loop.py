@@ -25,8 +25,8 @@ NUM_WARMUPS = 2
 class DraftInputs(NamedTuple):
     """What a round needs. K + 1 columns; those of a row beyond its `num_new` are anything finite."""
 
-    token_ids: Int[Tensor, "row new"]  # x[t+1] of the slots that are new since the last round, and of the start
-    features: Float[Tensor, "row new _"]  # of those slots
+    token_ids: Int[Tensor, "row slot"]  # x[t+1] of the slots that are new since the last round, and of the start
+    features: Float[Tensor, "row slot _"]  # of those slots
     first: Int[Tensor, "row"]  # the first new slot
     num_new: Int[Tensor, "row"]  # at least 1; the last one is the start t of this round
     noise: Float[Tensor, "row depth draft_vocab"] | None  # exponential, for probabilistic drafts
@@ -72,9 +72,7 @@ class DraftLoop:
                     buffer[row, :, : len(part)] = part.transpose(0, 1)
                 buffers.append(buffer)
         self._rows = torch.arange(len(caches), device=device)[:, None]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: DraftInputs | None = None
-        self._drafts: Drafts | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, DraftInputs, Drafts] | None = None
 
     def draft(self, inputs: DraftInputs, *, num_slots: int) -> Drafts:
         """`num_slots`: how many first slots any row can look at in this round. A captured round looks at all.
@@ -83,30 +81,29 @@ class DraftLoop:
         """
         if not self.use_graph:
             return self._draft(inputs, num_slots)
-        if self._graph is None:
-            self._capture(inputs)
-        assert self._graph is not None
-        assert self._inputs is not None
-        assert self._drafts is not None
-        for held, given in zip(self._inputs, inputs, strict=True):
+        if self._captured is None:
+            self._captured = self._capture(inputs)
+        graph, kept, drafts = self._captured
+        for held, given in zip(kept, inputs, strict=True):
             if held is not None and given is not None:
                 held.copy_(given)
-        self._graph.replay()
-        return self._drafts
+        graph.replay()
+        return drafts
 
-    def _capture(self, inputs: DraftInputs) -> None:
+    def _capture(self, inputs: DraftInputs) -> tuple[torch.cuda.CUDAGraph, DraftInputs, Drafts]:
         """A round writes the same slots with the same values however often it runs: warming up changes nothing."""
-        self._inputs = inputs._replace(**{name: x.clone() for name, x in inputs._asdict().items() if x is not None})
+        kept = inputs._replace(**{name: x.clone() for name, x in inputs._asdict().items() if x is not None})
         num_slots = self.k[0].shape[2]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(NUM_WARMUPS):
-                self._draft(self._inputs, num_slots)
+                self._draft(kept, num_slots)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._drafts = self._draft(self._inputs, num_slots)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            drafts = self._draft(kept, num_slots)
+        return graph, kept, drafts
 
     def _draft(self, inputs: DraftInputs, num_slots: int) -> Drafts:
         new = torch.arange(inputs.token_ids.shape[1], device=inputs.token_ids.device)
@@ -131,11 +128,11 @@ class DraftLoop:
 
     def _forward(
         self,
-        token_ids: Int[Tensor, "row new"],
-        state: Float[Tensor, "row new hidden"],
-        slots: Int[Tensor, "row new"],
+        token_ids: Int[Tensor, "row slot"],
+        state: Float[Tensor, "row slot hidden"],
+        slots: Int[Tensor, "row slot"],
         num_slots: int,
-    ) -> Float[Tensor, "row new hidden"]:
+    ) -> Float[Tensor, "row slot hidden"]:
         """The stream after the last layer; keys and values of these slots are written on the way."""
         embeds, hidden = self.drafter.enter(token_ids, state)
         rotation = self.drafter.rotation(slots)

@@ -77,6 +77,8 @@ def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions:
+    """How the loop drafts, and where its texts end."""
+
     depth: int
     max_new_tokens: int
     sampler: Sampler
@@ -231,7 +233,7 @@ class _Loop:
 
     def _verify(
         self,
-        logits: Float[Tensor, "row position vocab"],
+        logits: Float[Tensor, "row token vocab"],
         draft_row: Int[Tensor, "row depth"],
         draft_token: Int[Tensor, "row depth"],
         draft_logits: Tensor | None,

@@ -80,7 +80,7 @@ class Producer:
     """Where layer ids may stand, first wins."""
     aliases: Mapping[str, str] | None = None
     """Setting -> this producer's own key for it."""
-    renames: tuple[tuple[str, str], ...] = ()
+    renames: tuple[tuple[str, str], ...] = ((r"^midlayer\.", "layers.0."),)
     """(regular expression, replacement) from the file's tensor names to canonical ones, all applied in order."""
     harmless_tensors: tuple[str, ...] = (ROTARY_TABLES,)
     """Regular expressions of tensors in the file that the forward pass does not need."""

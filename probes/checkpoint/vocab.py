@@ -6,6 +6,7 @@ Engines check nothing; a wrong map costs almost all acceptance without an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
 
 MIN_EQUAL_PAIRS = 4  # of neighbouring rows of lm_head: fewer could be unused ids with the same initial weights
+
+STORE_OFFSETS = "Store d2t - arange(len(d2t)); every engine adds the row number"
 
 IntArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,35 +31,16 @@ def check_vocab_map(
     """
     in_t2d = None if t2d is None else np.flatnonzero(t2d)
     if d2t is None:
-        return [] if draft_vocab_size == vocab_size else [_missing(in_t2d, vocab_size, draft_vocab_size, where)]
+        if draft_vocab_size == vocab_size:
+            return []
+        hint = "t2d is there: d2t = nonzero(t2d) - arange" if in_t2d is not None else "Copy d2t from training"
+        first = f"engines take the first {draft_vocab_size} target ids, almost surely not what was trained"
+        what = f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: {first}"
+        return [_finding("d2t_missing", what, where, hint)]
     d2t = d2t.astype(np.int64)
     ids = np.arange(draft_vocab_size, dtype=np.int64) + np.clip(d2t, -vocab_size, vocab_size)  # clipped: no overflow
     _check_range(d2t, ids, vocab_size, where)
-    is_cut = draft_vocab_size < vocab_size
-    findings = _against_mask(d2t, ids, in_t2d, is_cut, where)
-    if is_cut and not np.any(d2t):
-        is_said = in_t2d is not None and np.array_equal(in_t2d, np.sort(ids))
-        findings.append(
-            _finding(
-                "d2t_all_zero",
-                f"d2t is all zero: only the first {draft_vocab_size} of {vocab_size} target ids are drafted"
-                + (" (t2d says the same)" if is_said else ", almost surely a buffer that was never filled"),
-                where,
-                "Copy d2t from training, unless the drafter was trained on the first ids",
-            )
-        )
-    return findings + _order(ids, where)
-
-
-def _missing(in_t2d: IntArray | None, vocab_size: int, draft_vocab_size: int, where: str) -> Finding:
-    hint = "t2d is there: d2t = nonzero(t2d) - arange" if in_t2d is not None else "Copy d2t from training"
-    return _finding(
-        "d2t_missing",
-        f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: engines take the first "
-        f"{draft_vocab_size} target ids, almost surely not what was trained",
-        where,
-        hint,
-    )
+    return list(_doubts(d2t, ids, in_t2d, vocab_size, where))
 
 
 def _is_rising(d2t: IntArray) -> bool:
@@ -74,7 +58,7 @@ def _check_range(d2t: IntArray, ids: IntArray, vocab_size: int, where: str) -> N
             f"d2t holds target ids, not offsets: row {row} would mean target id {row + int(d2t[row])} of {vocab_size}",
             code="d2t_absolute",
             where=where,
-            remedy="Store d2t - arange(len(d2t)); every engine adds the row number",
+            remedy=STORE_OFFSETS,
         )
     raise CheckpointError(
         f"d2t leads outside the target's vocabulary at {int(outside.sum())} of {len(ids)} rows, first at "
@@ -85,59 +69,35 @@ def _check_range(d2t: IntArray, ids: IntArray, vocab_size: int, where: str) -> N
     )
 
 
-def _against_mask(d2t: IntArray, ids: IntArray, in_t2d: IntArray | None, is_cut: bool, where: str) -> list[Finding]:
-    """d2t against the ids marked in t2d; without t2d, whether d2t looks like target ids. `is_cut`: some are not drafted."""
-    if in_t2d is None:
-        if not (_is_rising(d2t) and len(d2t) > 2 and is_cut):
-            return []
-        return [
-            _finding(
-                "d2t_maybe_absolute",
-                "d2t rises at every row, which offsets hardly ever do: it may hold target ids",
-                where,
-                "Compare with training; as offsets, store d2t - arange(len(d2t))",
-                severity="warning",
-            )
-        ]
-    if np.array_equal(in_t2d, np.sort(ids)):
-        return []
-    if np.array_equal(in_t2d, d2t):
-        return [
-            _finding(
-                "d2t_absolute",
-                "d2t holds target ids, not offsets: it equals the ids marked in t2d",
-                where,
-                "Store d2t - arange(len(d2t)); every engine adds the row number",
-            )
-        ]
-    shared = len(np.intersect1d(in_t2d, ids))
-    return [
-        _finding(
-            "t2d_disagrees",
-            f"t2d marks {len(in_t2d)} target ids, d2t reaches {len(np.unique(ids))}, only {shared} are the same",
-            where,
-            "One of the two is from another vocabulary: copy both from training",
+def _doubts(d2t: IntArray, ids: IntArray, in_t2d: IntArray | None, vocab_size: int, where: str) -> Iterator[Finding]:
+    """What is wrong with a map whose target `ids` [draft_vocab] are all the target's; `in_t2d`: those that t2d marks."""
+    size, num_reached = len(ids), len(np.unique(ids))
+    is_consistent = in_t2d is not None and np.array_equal(in_t2d, np.sort(ids))
+    if in_t2d is None and _is_rising(d2t) and 2 < size < vocab_size:
+        what = "d2t rises at every row, which offsets hardly ever do: it may hold target ids"
+        remedy = "Compare with training; as offsets, store d2t - arange(len(d2t))"
+        yield _finding("d2t_maybe_absolute", what, where, remedy, severity="warning")
+    elif in_t2d is not None and np.array_equal(in_t2d, d2t) and not is_consistent:
+        what = "d2t holds target ids, not offsets: it equals the ids marked in t2d"
+        yield _finding("d2t_absolute", what, where, STORE_OFFSETS)
+    elif in_t2d is not None and not is_consistent:
+        shared = len(np.intersect1d(in_t2d, ids))
+        what = f"t2d marks {len(in_t2d)} target ids, d2t reaches {num_reached}, only {shared} are the same"
+        yield _finding(
+            "t2d_disagrees", what, where, "One of the two is from another vocabulary: copy both from training"
         )
-    ]
-
-
-def _order(ids: IntArray, where: str) -> list[Finding]:
-    """Target ids must be reached once, and in producers' files they rise."""
-    num_reached = len(np.unique(ids))
-    if num_reached != len(ids):
-        what = f"d2t maps {len(ids)} rows to {num_reached} target ids: some ids are reached twice"
-        return [_finding("d2t_not_increasing", what, where, "Copy d2t from training")]
-    if np.any(np.diff(ids) < 0):
-        return [
-            _finding(
-                "d2t_not_increasing",
-                "the target ids of the rows do not rise; producers write them in ascending order",
-                where,
-                "Check that the rows of lm_head are in the same order",
-                severity="warning",
-            )
-        ]
-    return []
+    if size < vocab_size and not np.any(d2t):
+        said = " (t2d says the same)" if is_consistent else ", almost surely a buffer that was never filled"
+        what = f"d2t is all zero: only the first {size} of {vocab_size} target ids are drafted{said}"
+        remedy = "Copy d2t from training, unless the drafter was trained on the first ids"
+        yield _finding("d2t_all_zero", what, where, remedy)
+    if num_reached != size:
+        what = f"d2t maps {size} rows to {num_reached} target ids: some ids are reached twice"
+        yield _finding("d2t_not_increasing", what, where, "Copy d2t from training")
+    elif np.any(np.diff(ids) < 0):
+        what = "the target ids of the rows do not rise; producers write them in ascending order"
+        remedy = "Check that the rows of lm_head are in the same order"
+        yield _finding("d2t_not_increasing", what, where, remedy, severity="warning")
 
 
 def check_lm_head_rows(d2t: IntArray, lm_head: TensorEntry) -> list[Finding]:

@@ -42,17 +42,15 @@ def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Wind
         )
     findings = []
     if len(types.value) > num_layers:
-        findings.append(
-            _finding(
-                settings,
-                "layer_types_too_long",
-                f"`{types.origin.detail}` has {len(types.value)} entries for {num_layers} layer(s); the first ones "
-                "count, as in vLLM",
-                "Cut the list: it may have been copied from the target",
-            )
-        )
+        said = f"`{types.origin.detail}` has {len(types.value)} entries for {num_layers} layer(s)"
+        what, remedy = "the first ones count, as in vLLM", "Cut the list: it may have been copied from the target"
+        findings.append(_finding(settings, "layer_types_too_long", f"{said}; {what}", remedy))
     if any(is_sliding) and is_off:
-        findings.append(_switched_off(settings, is_qwen))
+        what = "`layer_types` asks for sliding_attention, but `use_sliding_window` is not true: taken as full attention"
+        whose = "Qwen's config classes drop sliding_window, and so does vLLM"
+        if not is_qwen:
+            whose = "vLLM's Llama-type drafter does not read use_sliding_window"
+        findings.append(_finding(settings, "sliding_window_ignored", what, f"Make the two agree: {whose}"))
     size = None if window is None or is_off else window.value
     origin = Origin(
         source=Source.file_key,
@@ -88,20 +86,6 @@ def _without_types(
     detail = "vLLM llama.py: no layer_types, full attention"
     origin = Origin(source=Source.engine_default, detail=detail, is_certain=False)
     return Value(value=full, origin=origin), [ignored]
-
-
-def _switched_off(settings: Settings, is_qwen: bool) -> Finding:
-    return _finding(
-        settings,
-        "sliding_window_ignored",
-        "`layer_types` asks for sliding_attention, but `use_sliding_window` is not true: taken as full attention",
-        "Make the two agree: "
-        + (
-            "Qwen's config classes drop sliding_window, and so does vLLM"
-            if is_qwen
-            else "vLLM's Llama-type drafter does not read use_sliding_window"
-        ),
-    )
 
 
 def _finding(settings: Settings, code: str, message: str, remedy: str) -> Finding:

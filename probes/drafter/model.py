@@ -34,9 +34,9 @@ class Drafter(nn.Module, ABC):
         weights in the order of the forward pass."""
 
     @staticmethod
-    @abstractmethod
     def boundary_ids(spec: DrafterSpec) -> tuple[int, ...]:
         """The target's states that are read: boundary ids, or FINAL_NORMED."""
+        return spec.aux_layer_ids
 
     @abstractmethod
     def true_state(self, features: Float[Tensor, "*slot _"]) -> Float[Tensor, "*slot hidden"]:
@@ -63,7 +63,6 @@ class Drafter(nn.Module, ABC):
     def nulls(self) -> Mapping[str, str]:
         """Column -> why it is null for this drafter, where another one would have it."""
 
-    @abstractmethod
     def embed_share(
         self,
         embeds: Float[Tensor, "query hidden"],
@@ -73,8 +72,9 @@ class Drafter(nn.Module, ABC):
     ) -> Float[Tensor, "query"] | None:
         """`input_share_embed`: how much of a slot's input is its embedding's, float32; None where `nulls` says why.
 
-        `embeds` and `state` as they are, `x` and `projected`: what layer 0 reads and makes of them.
+        `x` and `projected`: what layer 0 reads and makes of it. Here, where it reads the embedding, its products' share.
         """
+        return self.layers[0].embed_share(x, projected)
 
     # ---- the parts
 

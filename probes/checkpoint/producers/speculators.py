@@ -35,6 +35,7 @@ PRODUCER = Producer(
     score=score,
     sections=("", "transformer_layer_config"),
     aux_id_keys=(replace(VLLM_IDS, is_settled=True, because="speculators and vLLM agree on it"),),
+    renames=(),
     harmless_tensors=(r"verifier_.*", ROTARY_TABLES),
     norm_output_default=(False, "vLLM update_eagle3 (configs/speculators/algos.py) when the key is absent"),
     norm_before_residual_default=(

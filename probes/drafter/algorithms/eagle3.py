@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probes.checkpoint.spec import DrafterSpec
-from probes.drafter.layers.llama import Projected
 from probes.drafter.model import Drafter
 from probes.drafter.norm import RMSNorm
 
@@ -31,10 +29,6 @@ class Eagle3(Drafter):
         )
         self.fc = nn.Linear(width, spec.hidden_size, bias=spec.has_fc_bias) if spec.has_fc else None
 
-    @staticmethod
-    def boundary_ids(spec: DrafterSpec) -> tuple[int, ...]:
-        return spec.aux_layer_ids
-
     def true_state(self, features: Float[Tensor, "*slot _"]) -> Float[Tensor, "*slot hidden"]:
         """f = fc(norms(g)); without fc the target's state itself."""
         return features if self.fc is None else self.fc(self._normed(features))
@@ -45,16 +39,6 @@ class Eagle3(Drafter):
         """Feeds back the stream before the final norm; with `norm_output` (EAGLE-3.1) the post-norm state."""
         normed = self.norm(stream)
         return self.logits(normed), normed if self.spec.norm_output else stream
-
-    def embed_share(
-        self,
-        embeds: Float[Tensor, "query hidden"],
-        state: Float[Tensor, "query hidden"],
-        x: Float[Tensor, "query _"],
-        projected: Projected,
-    ) -> Float[Tensor, "query"]:
-        """Of layer 0's products: it reads [embedding, state] itself."""
-        return self.layers[0].embed_share(x, projected)
 
     @property
     def nulls(self) -> dict[str, str]:
