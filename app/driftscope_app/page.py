@@ -1,4 +1,4 @@
-"""What every page begins with, and what it shows instead when there is nothing to show."""
+"""Which pages there are, what each begins with, and what it shows instead when there is nothing to show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import streamlit as st
 
 from driftscope_app.scope import Scope
 
+TITLES = ("Overview", "Compare", "Depth", "Heads", "Fusion", "Context", "Rounds", "Probe", "Definitions")
+"""The pages in the order of the navigation; each is a file in views/. A new page is its file and its title here."""
+
 _SCOPE = "scope"
 _FOLDER = "runs_folder"
+
+
+def file(title: str) -> str:
+    """A page's file, as Streamlit names it."""
+    return f"views/{title.lower()}.py"
 
 
 def tighten() -> None:
