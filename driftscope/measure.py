@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import driftscope
 from driftscope.plan import Plan
+from driftscope.plan_files import read_job
 from driftscope.runs import read_run
 from driftscope.runs.info import Cost, DrafterInfo, Provenance, RunInfo, TargetInfo
 from driftscope.runs.writer import RunWriter
@@ -88,7 +89,7 @@ def measure(
     """Makes (or goes on with) the run `out`. Raises InputError before anything is written, SelfCheckError at the end."""
     need_probe_extra()
     on_status("reading prompts")
-    job, notes = plan.job()
+    job, notes = read_job(plan)
     if job.engine == "vllm":
         from driftscope.measure_vllm import measure_vllm
 

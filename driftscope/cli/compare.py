@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from driftscope.cli.console import Json, console, print_json
+from driftscope.cli.console import Json, Markdown, console, one_form, print_json
 from probes.errors import InputError
 
 
@@ -50,7 +50,7 @@ def compare(
     metric: Annotated[
         list[str] | None, typer.Option(metavar="METRIC", help="Also compare this. [tokens_per_round over the walk]")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """Differences between runs or conditions on the same prompts, paired by prompt, and a gate for CI.
@@ -62,10 +62,7 @@ def compare(
     from driftscope.compare import parse_gate
     from driftscope.runs import read_run
 
-    if json and markdown:
-        raise InputError(
-            "--json and --markdown exclude each other", code="usage", where="command line", remedy="choose one"
-        )
+    one_form(json, markdown)
     if fail_on is not None and not fail_if:
         raise InputError(
             "--fail-on has no effect here",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probes.errors import DriftscopeError
+from probes.errors import DriftscopeError, InputError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,6 +24,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")]
+
+
+def one_form(json: bool, markdown: bool) -> None:
+    """Raises InputError where --json and --markdown are both given."""
+    if json and markdown:
+        raise InputError(
+            "--json and --markdown exclude each other", code="usage", where="command line", remedy="Choose one."
+        )
 
 
 def print_json(output: BaseModel) -> None:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftscope.import_export import read_acceptance
-from driftscope.plan import make_plan, read_text
+from driftscope.plan import make_plan
+from driftscope.plan_files import read_text
 from driftscope.prompts import read_prompts
 from driftscope.prompts.read import PromptFile
 from probes.errors import MAX_MESSAGE, InputError, quotes_hidden
