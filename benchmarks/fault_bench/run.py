@@ -19,7 +19,7 @@ from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.diagnosis import ConditionDiagnosis
 from driftscope.diagnosis.facts import ConditionFacts, run_facts
 from driftscope.diagnosis.intervene import intervene, missing_interventions
-from driftscope.measure import measure
+from driftscope.measure.run import measure
 from driftscope.plan import Plan
 from driftscope.plan_files import read_job
 from driftscope.runs import Run, RunStatus, read_run

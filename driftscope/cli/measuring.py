@@ -80,7 +80,7 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
 
 def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
     """Measures what `out` lacks; None when it is complete already."""
-    from driftscope.measure import measure
+    from driftscope.measure.run import measure
     from driftscope.runs.replace import successor
 
     is_there = out.exists() and not overwrite

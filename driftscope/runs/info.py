@@ -7,6 +7,7 @@ the file is rewritten. Knows nothing of the parts beside it except their counts.
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import driftscope
 from driftscope.runs.files import refuse_links_out, write_bytes_atomically
 from probes.checkpoint.spec import DrafterSpec
 from probes.errors import InputError, RunError
@@ -123,6 +125,13 @@ class Provenance(Stored):
     template_sha256: dict[str, str] = Field(default_factory=dict)  # template name -> sha256
     seed: int | None = None
     argv: list[str] = Field(default_factory=list)
+
+    @classmethod
+    def here(cls, *, argv: list[str], **known: Any) -> Provenance:
+        """Of a run that this driftscope makes; `known`: what else its maker knows."""
+        return cls(
+            driftscope_version=driftscope.__version__, python_version=platform.python_version(), argv=argv, **known
+        )
 
 
 class Cost(Stored):

@@ -126,7 +126,7 @@ def test_prompts_are_measured_under_the_name_of_their_own_system_prompt(job: Job
 
 def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_path: Path) -> None:
     """From a Langfuse export to stored conditions, redacted on the way: nothing of the address is in any file."""
-    from driftscope.measure import measure
+    from driftscope.measure.run import measure
     from driftscope.runs import read_run
 
     path = tmp_path / "log.jsonl"
