@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftscope.bench.bench_result import BenchResult, Estimate, Ratio, Row
-from driftscope.cli.console import console, printable
+from driftscope.cli.console import console
+from probes.errors import printable
 
 COLUMNS = ("engine", "at once", "user", "speed-up", "all", "speed-up", "recording", "per round", "texts")
 

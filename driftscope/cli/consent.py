@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from driftscope.cli.console import printable
 from driftscope.diagnosis.named import Named
+from probes.errors import printable
 
 
 def show_named(named: Sequence[Named]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probes.errors import DriftscopeError, InputError
+from probes.errors import DriftscopeError, InputError, printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -59,11 +59,6 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
     return Clean(width=width, highlight=False)
-
-
-def printable(text: str) -> str:
-    """Text out of files on one line, without control characters and those that turn the reading direction."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def printable_lines(text: str) -> str:

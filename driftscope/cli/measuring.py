@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from driftscope.cli.console import console, print_json, printable
+from driftscope.cli.console import console, print_json
 from driftscope.plan import Plan
 from probes.conditions import Progress
-from probes.errors import quotes_hidden
+from probes.errors import printable, quotes_hidden
 
 if TYPE_CHECKING:
     from driftscope.runs import Run

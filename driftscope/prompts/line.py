@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.conditions import PromptInput
-from probes.errors import InputError
+from probes.errors import InputError, printable
 from probes.nested_json import read_json
 
 MAX_LABEL_CHARACTERS = 120
@@ -71,7 +71,7 @@ def label(text: str) -> str:
     Control characters and marks that turn the writing direction become U+FFFD; what is cut off is replaced by a hash.
     """
     text = text.strip()
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in text[:MAX_LABEL_CHARACTERS])
+    shown = printable(text[:MAX_LABEL_CHARACTERS])
     if len(text) <= MAX_LABEL_CHARACTERS:
         return shown
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]

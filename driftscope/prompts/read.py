@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
+from driftscope.prompts import plain_text
 from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, every_assistant_turn
-from driftscope.prompts.line import Line, Reading
-from driftscope.prompts.rows import DELIMITERS, check_file, read_lines, read_text
+from driftscope.prompts.formats import FORMATS, TEXT, TEXT_SUFFIXES, Format
+from driftscope.prompts.line import Line
+from driftscope.prompts.rows import check_file, read_lines, read_text
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
-TEXT = "text"
-TEXT_SUFFIXES = (".txt", ".md")
-PROMPT_SUFFIXES = (".jsonl", ".json", *DELIMITERS, ".parquet", *TEXT_SUFFIXES)
-"""How the names of prompt files end. One with another end is read too: as Parquet or JSON, by what it holds."""
 LANGUAGE_KEYS = ("language", "lang", "locale")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """`matches` looks at one parsed object; `read` turns it into prompts, or raises InputError naming the line."""
-
-    name: str
-    matches: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Line], Reading]
-
-
-FORMATS = {
-    name: Format(name=name, matches=matches, read=read)
-    for name, matches, read in (
-        ("openai-batch", openai_requests.matches_batch, openai_requests.read_batch),
-        ("langfuse", logs.matches_langfuse, logs.read_langfuse),
-        ("litellm", logs.matches_litellm, logs.read_litellm),
-        ("openai-chat", openai_chat.matches, openai_chat.read),
-        ("openai-responses", openai_requests.matches_responses, openai_requests.read_request),
-        ("conversations", conversations.matches, conversations.read),
-        ("turns", turns.matches, turns.read),
-        ("aiperf-multi-turn", benchmarks.matches_multi_turn, benchmarks.read_multi_turn),
-        ("preformatted", conversations.matches_preformatted, conversations.read_preformatted),
-        ("aiperf-single-turn", benchmarks.matches_single_turn, benchmarks.read_single_turn),
-        ("token-ids", benchmarks.matches_token_ids, benchmarks.read_token_ids),
-        ("openai-completions", openai_requests.matches_completions, openai_requests.read_request),
-        ("bench-custom", benchmarks.matches_custom, benchmarks.read_custom),
-        ("trace", benchmarks.matches_trace, benchmarks.read_trace),
-    )
-}
-"""Line formats by name, tried in this order on the first object; plain text is told by the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
