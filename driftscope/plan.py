@@ -57,7 +57,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Plan(BaseModel):
-    """What `driftscope probe` measures; a plan file has the same names."""
+    """Options of `driftscope probe`; a plan file has the same names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -173,16 +173,16 @@ class Plan(BaseModel):
     def _without_effect(self) -> Iterator[tuple[str, str]]:
         """Options that differ from their default and would change nothing, each with the reason."""
         needed = {  # option -> (whether it has an effect, what it needs)
-            "prompt_format": (self.prompts, "it is of a prompt file, and none was given"),
+            "prompt_format": (self.prompts, "it describes a prompt file, and none was given"),
             "documents": (any(self.context_tokens), "they fill context_tokens, which is 0"),
-            "level": (self.engine == "vllm", "it is of engine vllm"),
-            "vllm": (self.engine == "vllm", "it is of engine vllm"),
+            "level": (self.engine == "vllm", "only engine vllm reads it"),
+            "vllm": (self.engine == "vllm", "only engine vllm reads it"),
             "top_k": (self.temperature > 0, "nothing is drawn at temperature 0"),
             "top_p": (self.temperature > 0, "nothing is drawn at temperature 0"),
             "seed": (self.temperature > 0, "nothing is drawn at temperature 0"),
             "draft_sample_method": (self.temperature > 0, "drafts are greedy at temperature 0"),
-            "max_new_tokens": (self.turns == "last", "with turns all nothing is answered anew"),
-            "last_tokens": (self.engine == "replay", f"engine {self.engine} records whole rounds; take replay"),
+            "max_new_tokens": (self.turns == "last", "with turns all, the target writes no new answers"),
+            "last_tokens": (self.engine == "replay", f"engine {self.engine} records whole rounds; use engine replay"),
             "costs_context_tokens": (self.costs, "no costs are measured; add costs"),
             "reference_target": (
                 set(TARGET) & set(select(self.interventions)),
@@ -199,25 +199,25 @@ class Plan(BaseModel):
 
     def _check_sampling(self) -> None:
         if self.engine == "vllm" and self.costs:
-            raise ValueError("costs are those of driftscope's own loop: measure them with engine live or replay")
+            raise ValueError("costs are measured in driftscope's own loop: use engine live or replay")
         if self.engine == "vllm" and (self.top_k or self.top_p < 1 or self.draft_sample_method != "greedy"):
-            raise ValueError("engine vllm takes no top_k, top_p or draft_sample_method here: take live")
+            raise ValueError("engine vllm takes no top_k, top_p or draft_sample_method here: use engine live")
         if self.draft_sample_method == "greedy" or self.temperature == 0:
             return
         if self.engine != "live":
-            raise ValueError("a finished text does not tell which probabilistic drafts are accepted: take engine live")
+            raise ValueError("a finished text does not show which probabilistic drafts are accepted: use engine live")
         if len(self.drafter) > 1:
-            raise ValueError("with probabilistic drafts each drafter writes its own text: one drafter in a run")
+            raise ValueError("with probabilistic drafts each drafter writes its own text: give one drafter")
         if self.interventions != ["none"]:
-            raise ValueError("interventions are counted on finished texts, for greedy drafts only")
+            raise ValueError("interventions run on finished texts with greedy drafts only")
 
     @property
     def keeps_texts_private(self) -> bool:
-        """Whether no message may quote a prompt (`quotes_hidden`)."""
+        """True if no message may quote a prompt (`quotes_hidden`)."""
         return self.redact or not self.text
 
     def stored(self) -> dict[str, Any]:
-        """As it stands in run.json. What concerns vLLM alone is left out of other engines' plans."""
+        """The plan for run.json; options for vLLM alone are left out with other engines."""
         options = self.model_dump(mode="json")
         return options if self.engine == "vllm" else {k: v for k, v in options.items() if k not in ("level", "vllm")}
 

@@ -97,7 +97,7 @@ def read_job(plan: Plan) -> tuple[Job, list[str]]:
 def _system_prompts(
     plan: Plan, prompts: Sequence[PromptInput], given: Mapping[str, str | None], path: Path
 ) -> list[SystemPrompt]:
-    """Left out: the prompts' own system turns where there are any, else the template's default.
+    """The system prompts of the plan; without any, the prompts' own system turns, else the template's default.
 
     `prompt` becomes one system prompt for each name that the prompts' own ones have. Raises InputError where the
     prompts are rendered already and a condition would have to change them.
@@ -108,14 +108,14 @@ def _system_prompts(
                 "some prompts are rendered already, others are messages: they cannot share a condition",
                 code="rendered_prompts",
                 where=str(path),
-                remedy="split the file",
+                remedy="Split the file.",
             )
         if given or any(plan.context_tokens) or set(plan.template) - {"raw"}:
             raise InputError(
                 "the prompts are rendered already: no system prompt, template or document can be put into them",
                 code="rendered_prompts",
                 where=str(path),
-                remedy="leave --system-prompt, --template and --context-tokens out, or give the prompts as messages",
+                remedy="Leave out --system-prompt, --template and --context-tokens, or give the prompts as messages.",
             )
         return [SystemPrompt(name="prompt")]
     own = list(dict.fromkeys(p.system_prompt_name or "prompt" for p in prompts))
@@ -130,7 +130,7 @@ def _system_prompts(
             f"the system prompt name {twice!r} is also that of prompts in the file",
             code="duplicate_system_prompt",
             where=str(path),
-            remedy="give the system prompt another name",
+            remedy="Give the system prompt another name.",
         )
     return [SystemPrompt(name=name, text=text) for name, text in names]
 
@@ -174,7 +174,7 @@ def read_text(path: Path, what: str) -> str:
             f"the {what} is not UTF-8 (byte {error.start})",
             code="file_not_utf8",
             where=str(path),
-            remedy="convert it to UTF-8",
+            remedy="Convert it to UTF-8.",
         ) from error
     except (
         OSError,
@@ -186,5 +186,5 @@ def read_text(path: Path, what: str) -> str:
             f"the {what} cannot be read: {reason}",
             code="file_not_readable",
             where=str(path),
-            remedy="check the path",
+            remedy="Check the path.",
         ) from error

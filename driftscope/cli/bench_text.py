@@ -41,7 +41,7 @@ def print_result(result: BenchResult) -> None:
 def _warnings(result: BenchResult) -> Sequence[str]:
     if result.ended_early is None:
         return result.warnings
-    return [f"ended early, not all repetitions were made: {printable(result.ended_early)}", *result.warnings]
+    return [f"ended early, some repetitions are missing: {printable(result.ended_early)}", *result.warnings]
 
 
 def _head(result: BenchResult) -> list[str]:

@@ -35,6 +35,11 @@ def one_form(json: bool, markdown: bool) -> None:
         )
 
 
+def without_effect(flag: str, remedy: str) -> InputError:
+    """An option that was given and would change nothing."""
+    return InputError(f"{flag} has no effect here", code="option_without_effect", where=flag, remedy=remedy)
+
+
 def print_json(output: BaseModel) -> None:
     """The command's one JSON object, on stdout."""
     from pydantic_core import PydanticSerializationError
@@ -47,8 +52,8 @@ def print_json(output: BaseModel) -> None:
 
 
 def console() -> Console:
-    """For text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set. What comes out of files
-    moves no cursor and changes no colour there."""
+    """The console for text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set. Text out of
+    files moves no cursor and changes no colour there."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -67,7 +72,7 @@ def printable_lines(text: str) -> str:
 
 
 def print_error(error: DriftscopeError, *, is_json: bool) -> None:
-    """As an object on stdout with --json, else as text on stderr."""
+    """Print the error: an object on stdout with --json, else text on stderr."""
     if is_json:
         from driftscope.cli.errors import ErrorDetail, ErrorOutput
 

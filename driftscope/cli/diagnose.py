@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftscope.cli.console import Json, console, print_json
+from driftscope.cli.console import Json, console, print_json, without_effect
 from driftscope.cli.plan_options import plan_options
 from driftscope.plan import Plan, flag, make_plan
 from probes.errors import DriftscopeError, InputError, quotes_hidden
@@ -109,9 +109,7 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], reason: str) -> None
     """Raises InputError for the first of these options that was given."""
     for name in names:
         if given.get(name) not in (None, False):
-            raise InputError(
-                f"{flag(name)} has no effect here", code="option_without_effect", where=flag(name), remedy=reason
-            )
+            raise without_effect(flag(name), reason)
 
 
 def _drafters(run: Run, named: list[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG_SECONDS = 5.0
-"""Without a terminal, progress is said at every new condition and at least so often."""
+"""Without a terminal, a line of progress follows every new condition, and this interval."""
 
 
 class MeasuredRun(BaseModel):
@@ -37,7 +37,7 @@ class MeasuredRun(BaseModel):
 
 
 class SelfCheckOutput(BaseModel):
-    """What the run says of itself: `probes.conditions.SelfCheck`."""
+    """The run's check of itself: `probes.conditions.SelfCheck`."""
 
     num_texts: int
     num_identical: int

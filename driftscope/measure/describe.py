@@ -11,7 +11,7 @@ from typing import Any
 
 from driftscope.measure.installed import package_versions
 from driftscope.plan import Plan
-from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo, counted_slots
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.conditions import Job
 from probes.record import REGIONS
@@ -54,7 +54,7 @@ REGION_DEFINITIONS = dict(
 
 def region_definitions(sink_slots: int) -> dict[str, str]:
     """Region -> what it covers in a run with this many sink slots."""
-    slots = "slot" if sink_slots == 1 else f"{sink_slots} slots"
+    slots = counted_slots(sink_slots)
     return {name: text.format(sink_slots=slots) for name, text in REGION_DEFINITIONS.items()}
 
 

@@ -22,8 +22,8 @@ class Line:
     item: Mapping[str, Any]
     kind: str = "line"  # "line" of JSON Lines or CSV, "item" of a JSON array, "row" of a Parquet file
 
-    def bad(self, what: str, *, remedy: str = "mend or remove it", quote: str = "") -> InputError:
-        """`quote`: what stands there, if that helps; see DriftscopeError."""
+    def bad(self, what: str, *, remedy: str = "Correct or remove it.", quote: str = "") -> InputError:
+        """`quote`: the text found there, if that helps; see DriftscopeError."""
         return bad_line(self.path, self.number, what, kind=self.kind, remedy=remedy, quote=quote)
 
     def keys(self) -> str:
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What became of one line: prompts, or the reason why there is none. `notes`: what was changed or not used."""
+    """Result of one line: prompts, or the reason why there is none. `notes`: what was changed or not used."""
 
     prompts: tuple[PromptInput, ...] = ()
     notes: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def left_out(reason: str) -> Reading:
 
 
 def bad_line(
-    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "mend or remove it", quote: str = ""
+    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "Correct or remove it.", quote: str = ""
 ) -> InputError:
     where = f"{path}:{number}"
     return InputError(f"{kind} {number} {what}", code="bad_prompt_line", where=where, remedy=remedy, quote=quote)

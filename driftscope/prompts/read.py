@@ -29,7 +29,7 @@ class PromptFile:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def report(self) -> list[str]:
-        """What was read, what was left out and why, as sentences."""
+        """Sentences on what was read, what was left out and why."""
         num_forced = sum(prompt.is_forced for prompt in self.prompts)
         head = f"{self.path.name}: {len(self.prompts)} prompts read as {self.format}"
         return [
@@ -57,7 +57,7 @@ def read_prompts(path: Path, *, format: str | None = None, every_turn: bool = Fa
             f"there is no prompt format {format!r}",
             code="unknown_prompt_format",
             where=str(path),
-            remedy=f"one of {', '.join([*FORMATS, TEXT])}, or leave it out to have it detected",
+            remedy=f"Use one of {', '.join([*FORMATS, TEXT])}, or leave it out to have it detected.",
         )
     chosen = FORMATS[format] if format is not None else None
     prompts: list[PromptInput] = []
@@ -82,8 +82,8 @@ def _no_prompts(path: Path, why: str, every_turn: bool) -> InputError:
         f"every line was left out: {why}" if why else "the file holds no prompt",
         code="no_prompts",
         where=str(path),
-        remedy="give a file with at least one prompt that can be measured"
-        + (", or leave --turns all out" if every_turn else ""),
+        remedy="Give a file with at least one prompt that can be measured"
+        + (", or leave out --turns all." if every_turn else "."),
     )
 
 
@@ -98,9 +98,9 @@ def _detected(first: Line) -> Format:
         if candidate.matches(first.item):
             return candidate
     raise first.bad(
-        "has keys that no known format has",
+        "has keys of no known format",
         quote=first.keys(),
-        remedy=f"known: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files",
+        remedy=f"Known formats: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files.",
     )
 
 
@@ -112,5 +112,5 @@ def _check_ids(path: Path, prompts: list[PromptInput]) -> None:
             quote=repr(prompt_id),
             code="duplicate_prompt_id",
             where=str(path),
-            remedy="give every prompt its own id",
+            remedy="Give every prompt its own id.",
         )

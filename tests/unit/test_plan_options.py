@@ -110,10 +110,10 @@ def test_a_mistake_on_the_command_line_names_the_option(given: dict[str, Any], w
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"prompt_format": "openai-chat"}, "prompt_format has no effect here: it is of a prompt file"),
+    ({"prompt_format": "openai-chat"}, "prompt_format has no effect here: it describes a prompt file"),
     ({"documents": ["/does/not/exist"]}, "documents has no effect here: they fill context_tokens, which is 0"),
-    ({"level": "heads"}, "level has no effect here: it is of engine vllm"),
-    ({"vllm": {"max_model_len": 64}, "engine": "live"}, "vllm has no effect here: it is of engine vllm"),
+    ({"level": "heads"}, "level has no effect here: only engine vllm reads it"),
+    ({"vllm": {"max_model_len": 64}, "engine": "live"}, "vllm has no effect here: only engine vllm reads it"),
     ({"top_k": 5}, "top_k has no effect here: nothing is drawn at temperature 0"),
     ({"top_p": 0.5}, "top_p has no effect here"),
     ({"seed": 3}, "seed has no effect here"),

@@ -74,7 +74,7 @@ def test_rendered_prompts_and_messages_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     bodies = [{"prompt": "Once"}, {"messages": [{"role": "user", "content": "hi"}]}]
     path.write_text("".join(json.dumps({"body": body}) + "\n" for body in bodies))
-    with pytest.raises(InputError, match="split the file"):
+    with pytest.raises(InputError, match="Split the file"):
         job_of(path)
 
 
