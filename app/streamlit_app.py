@@ -19,7 +19,7 @@ IMAGES = Path(__file__).parent / "images"
 def draw() -> None:
     """One look at the app."""
     st.set_page_config(page_title="driftscope", page_icon=str(IMAGES / "icon.svg"), layout="wide")
-    pages = [st.Page(page.file(title), title=title, default=title == page.TITLES[0]) for title in page.TITLES]
+    pages = [st.Page(f"views/{t.lower()}.py", title=t, default=t == page.TITLES[0]) for t in page.TITLES]
     st.logo(str(IMAGES / "logo.svg"), size="large", icon_image=str(IMAGES / "icon.svg"))
     page.tighten()
     address.load()

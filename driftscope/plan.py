@@ -72,8 +72,7 @@ class Plan(BaseModel):
     )
     prompt_format: str | None = Field(None, description="Format of the prompt file; detected if not given.")
     turns: Literal["last", "all"] = Field(
-        "last",
-        description="Assistant turns to replay: the last, or all, each as a prompt of its own (not with engine vllm).",
+        "last", description="Replay the last assistant turn, or all, each as its own prompt (not with engine vllm)."
     )
     num_prompts: int | None = Field(None, ge=1, description="Use only the first n prompts.")
     system_prompt: Annotated[dict[str, str | None], _named(*BUILT_IN_SYSTEM_PROMPTS), PATH] = Field(
@@ -90,12 +89,11 @@ class Plan(BaseModel):
         default_factory=list, description="Text file to take the context from; without any, the built-in documents."
     )
     engine: Literal["replay", "live", "vllm"] = Field(
-        "replay",
-        description="replay: every position at once; live: the real decoding loop; vllm: inside vLLM's engine.",
+        "replay", description="replay: every position at once; live: the real decoding loop; vllm: inside vLLM."
     )
     level: Literal["counts", "default", "heads"] = Field(
         "default",
-        description="With engine vllm: record counts only, head means (default), or every head (docs/vllm.md).",
+        description="With engine vllm, record counts only, head means (default) or every head (docs/vllm.md).",
     )
     vllm: dict[str, Any] = Field(default_factory=dict, description="With engine vllm: any of its engine arguments.")
     depth: int = Field(7, ge=1, le=64, description="K, the number of drafts in a round.")
@@ -105,10 +103,7 @@ class Plan(BaseModel):
     )
     top_k: int = Field(0, ge=0, description="At temperature > 0, keep only the k most probable tokens; 0 keeps all.")
     top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="At temperature > 0, keep only the most probable tokens that together reach probability p.",
+        1.0, gt=0, le=1, description="At temperature > 0, keep only the most probable tokens that add up to p."
     )
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
         "greedy", description="Take the drafter's most probable token, or draw from its distribution (engine live)."
@@ -124,7 +119,7 @@ class Plan(BaseModel):
     interventions: Annotated[list[str], COMMAS] = Field(
         ["none"],
         min_length=1,
-        description="Changes to try on the finished texts: all, none, or ids (docs/interventions.md).",
+        description="Changes to try on finished texts: all, none or ids (docs/interventions.md).",
     )
     reference_target: Annotated[str | None, PATH] = Field(
         None, description="Target that the drafter was trained for, if this one was changed."
@@ -142,8 +137,7 @@ class Plan(BaseModel):
     device: str = Field("cpu", description="Torch device, for instance cpu or cuda.")
     text: bool = Field(True, description="Store prompt text and token ids; --no-text stores hashes only.")
     redact: bool = Field(
-        False,
-        description="Replace e-mail addresses, phone numbers, keys, IP addresses and card numbers by placeholders.",
+        False, description="Replace e-mail addresses, phone numbers, keys, IPs and card numbers by placeholders."
     )
     trust_remote_code: bool = Field(
         False, description="Let the target's repository run its own code; from the command line only."
@@ -248,6 +242,11 @@ def make_plan(
             where=flag(str(first["loc"][0])) if first["loc"] and first["loc"][0] in given else where,
             remedy="`driftscope probe --help` lists every option.",
         ) from error
+
+
+def described(name: str) -> str:
+    """What an option does, in one sentence."""
+    return str(Plan.model_fields[name].description)
 
 
 def flag(name: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any, get_origin
 from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, BUILT_IN_TEMPLATES, PATH, Plan
 from driftscope.prompts import read_prompts, redact_prompts, redact_text
+from driftscope.prompts.rows import read_text
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
 from probes.errors import InputError
-from probes.regular_file import read_regular
 
 MAX_TEXT_BYTES = 16 << 20
 
@@ -24,7 +24,7 @@ def read_plan(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     `trust_remote_code`: whether the command line says so. A file that says it alone is refused: it may be anybody's.
     """
     try:
-        options = tomllib.loads(read_text(path, "plan"))
+        options = tomllib.loads(_text(path, "plan"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, thousands of digits or of brackets
         raise InputError(
             f"the plan is not valid TOML: {error}", code="bad_plan", where=str(path), remedy="Correct it."
@@ -71,9 +71,9 @@ def read_job(plan: Plan) -> tuple[Job, list[str]]:
     documents: list[str] = []
     if any(plan.context_tokens):
         paths = [Path(d) for d in plan.documents] or sorted((sample / "documents").glob("*.txt"))  # type: ignore[operator]
-        documents = [read_text(p, "document") for p in paths]
+        documents = [_text(p, "document") for p in paths]
     system_prompts = {
-        name: None if file is None else read_text(Path(file), "system prompt").strip()
+        name: None if file is None else _text(Path(file), "system prompt").strip()
         for name, file in plan.system_prompt.items()
     }
     if plan.redact:
@@ -138,7 +138,7 @@ def _system_prompts(
 def _templates(plan: Plan, prompts: Sequence[PromptInput]) -> list[Template]:
     asked = plan.template or {"raw" if any(p.is_rendered for p in prompts) else "default": None}
     return [
-        Template(name=name, source=name if path is None else read_text(Path(path), "template"))
+        Template(name=name, source=name if path is None else _text(Path(path), "template"))
         for name, path in asked.items()
     ]
 
@@ -163,28 +163,5 @@ def _redacted(
     return redacted, texts, pages, note
 
 
-def read_text(path: Path, what: str) -> str:
-    """A UTF-8 text file. Raises InputError naming it."""
-    try:
-        return (
-            read_regular(path, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-        )
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the {what} is not UTF-8 (byte {error.start})",
-            code="file_not_utf8",
-            where=str(path),
-            remedy="Convert it to UTF-8.",
-        ) from error
-    except (
-        OSError,
-        ValueError,
-        InputError,
-    ) as error:  # ValueError: a null byte in the path; InputError: a pipe, a giant
-        reason = error.message if isinstance(error, InputError) else getattr(error, "strerror", None) or error
-        raise InputError(
-            f"the {what} cannot be read: {reason}",
-            code="file_not_readable",
-            where=str(path),
-            remedy="Check the path.",
-        ) from error
+def _text(path: Path, what: str) -> str:
+    return read_text(path, what, max_bytes=MAX_TEXT_BYTES).replace("\r\n", "\n").replace("\r", "\n")

@@ -1,7 +1,4 @@
-"""Fields of the Probe page for options of a plan: bounds, choices, default and help are those of `Plan`'s field.
-
-Every option of a plan is in `FORM`, is asked for by the page itself (`BY_THE_PAGE`), or has its reason in `NOT_IN_FORM`.
-"""
+"""Fields of the Probe page for options of a plan: bounds, choices, default and help are those of `Plan`'s field."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any, get_args
 
 import streamlit as st
 
-from driftscope.plan import Plan
+from driftscope.plan import Plan, described
 
 FORM = {  # option -> label, width in pixels
     "num_prompts": ("How many prompts at most", 220),
@@ -25,32 +22,18 @@ FORM = {  # option -> label, width in pixels
     "top_p": ("Top p", 140),
     "draft_sample_method": ("Drafts", 160),
 }
-BY_THE_PAGE = ("target", "drafter", "system_prompt", "prompts", "turns")
-NOT_IN_FORM = {
-    **dict.fromkeys(("template", "documents", "vllm"), "needs files or a table of its own: write a plan file"),
-    **dict.fromkeys(("prompt_format", "batch_size"), "its default fits nearly always"),
-    **dict.fromkeys(("level", "sink_slots", "last_tokens", "target_attention", "seed"), "for a second, closer look"),
-    **dict.fromkeys(("interventions", "reference_target"), "`driftscope diagnose` runs them on a finished run"),
-    **dict.fromkeys(("costs", "costs_context_tokens"), "means nothing while the app shares the machine"),
-    **dict.fromkeys(("text", "redact"), "the app shows prompts; who may not see them starts the probe elsewhere"),
-    "trust_remote_code": "a page in a browser must not run foreign code",
-}
+MEASURED = ("context_tokens", "depth", "max_new_tokens", "engine", "temperature", "device", "dtype")  # always asked for
 
 
-def described(option: str) -> str:
-    """What an option does, as the command line's help says it."""
-    return str(Plan.model_fields[option].description)
-
-
-def ask(option: str, *, first: Any = None, choices: Sequence[str] = ()) -> Any:
-    """Draw the option's field -> its value. `first` replaces the plan's default, `choices` its own; a list is a text."""
+def ask(option: str, *, first: Any = None, only: Sequence[str] = ()) -> Any:
+    """Draw the option's field -> its value. `first` replaces the plan's default, `only` its choices; a list is a text."""
     field = Plan.model_fields[option]
     label, width = FORM[option]
     default = field.get_default() if first is None else first
     look: dict[str, Any] = {"key": f"probe_{option}", "width": width, "help": described(option)}
-    choices = choices or (get_args(field.annotation) if isinstance(default, str) else ())
-    if choices:
-        return st.selectbox(label, list(choices), list(choices).index(default), persist_state="session", **look)
+    if isinstance(default, str):
+        values = list(only or get_args(field.annotation))
+        return st.selectbox(label, values, values.index(default), persist_state="session", **look)
     if isinstance(default, list):
         return st.text_input(label, ",".join(map(str, default)), persist_state="session", **look).replace(" ", "")
     bounds = {

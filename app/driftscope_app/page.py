@@ -9,15 +9,10 @@ import streamlit as st
 from driftscope_app.scope import Scope
 
 TITLES = ("Overview", "Compare", "Depth", "Heads", "Fusion", "Context", "Rounds", "Probe", "Definitions")
-"""The pages in the order of the navigation; each is a file in views/. A new page is its file and its title here."""
+"""The pages in the order of the navigation. A new page is a file, views/overview.py for Overview, and its title here."""
 
 _SCOPE = "scope"
 _FOLDER = "runs_folder"
-
-
-def file(title: str) -> str:
-    """A page's file, as Streamlit names it."""
-    return f"views/{title.lower()}.py"
 
 
 def tighten() -> None:

@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import streamlit as st
 from driftscope_app import page, probe_process, process_card
-from driftscope_app.option_form import ask, described
+from driftscope_app.option_form import MEASURED, ask
 from driftscope_app.scope import Scope
 from driftscope_app.text import plain
 
 from driftscope.builtin import DEMO, sample_prompts
-from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan
+from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan, described, flag
 from driftscope.prompts import PROMPT_SUFFIXES
 from probes.errors import InputError
 
@@ -84,11 +84,7 @@ def _models(scope: Scope, asked: Asked) -> None:
     default_drafters = drafters if is_known else {"eagle3": f"{DEMO}:eagle3", "eagle3.1": f"{DEMO}:eagle3.1"}
     left, right = st.columns(2)
     target = left.text_input(
-        "Target",
-        default_target,
-        key="probe_target",
-        help=described("target"),
-        persist_state="session",
+        "Target", default_target, key="probe_target", help=described("target"), persist_state="session"
     )
     lines = right.text_area(
         "Drafters, one a line: NAME=PATH",
@@ -253,24 +249,27 @@ def _turns(runs: Path, name: str, asked: Asked) -> None:
 
 def _options(asked: Asked) -> None:
     st.subheader("What to measure", anchor=False)
+    engines = [
+        name
+        for name in get_args(Plan.model_fields["engine"].annotation)
+        if name != "vllm" or find_spec("vllm") is not None
+    ]
+    special: dict[str, Any] = {
+        "max_new_tokens": {"first": 48},
+        "engine": {"only": engines},
+        "device": {"only": ["cpu", "cuda"]},
+    }
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        contexts = ask("context_tokens")
-        asked.add("--context-tokens", contexts)
-        asked.add("--depth", ask("depth"))
-        asked.add("--max-new-tokens", ask("max_new_tokens", first=48))
-        engine = ask("engine", choices=_engines())
-        asked.add("--engine", engine)
-        temperature = ask("temperature")
-        device = ask("device", choices=["cpu", "cuda"])
-        dtype = ask("dtype")
-    if not all(part.isascii() and part.isdigit() for part in contexts.split(",")):
+        chosen = {name: ask(name, **special.get(name, {})) for name in MEASURED}
+    for name, value in chosen.items():
+        if name != "temperature":
+            asked.add(flag(name), value)
+    if not all(part.isascii() and part.isdigit() for part in chosen["context_tokens"].split(",")):
         asked.problems.append("Context lengths are whole numbers with commas between, for instance 0,1024.")
-    if temperature:
-        asked.add("--temperature", f"{temperature:g}")
-        if engine != "vllm":
-            _sampling(engine, asked)
-    asked.add("--device", device)
-    asked.add("--dtype", dtype)
+    if chosen["temperature"]:
+        asked.add("--temperature", f"{chosen['temperature']:g}")
+        if chosen["engine"] != "vllm":
+            _sampling(chosen["engine"], asked)
 
 
 def _sampling(engine: str, asked: Asked) -> None:
@@ -286,12 +285,6 @@ def _sampling(engine: str, asked: Asked) -> None:
         asked.add("--draft-sample-method", method)
         if asked.arguments.count("--drafter") > 1:
             asked.problems.append("With probabilistic drafts each drafter writes its own text: give one drafter.")
-
-
-def _engines() -> list[str]:
-    """What a plan may name, without an engine that is not installed here."""
-    known = get_args(Plan.model_fields["engine"].annotation)
-    return [engine for engine in known if engine != "vllm" or find_spec("vllm") is not None]
 
 
 def _decoded(name: str, content: bytes, asked: Asked) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,15 +16,6 @@ from probes.errors import InputError
 
 if TYPE_CHECKING:
     from driftscope.bench.bench_result import BenchOptions
-
-
-class RecordingWord(StrEnum):
-    """What the engines that are compared record."""
-
-    off = "off"
-    counts = "counts"
-    default = "default"
-    heads = "heads"
 
 
 @plan_options(
@@ -48,7 +38,8 @@ def bench(
     concurrency: Annotated[str, typer.Option(metavar="N,...", help="Requests in the engine at once.")] = "1,4,16",
     repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of each engine at each concurrency.")] = 5,
     recording: Annotated[
-        list[RecordingWord] | None, typer.Option(help="Repeatable: off, counts, default, heads. [off, default]")
+        list[str] | None,
+        typer.Option(metavar="off|LEVEL", help="off, counts, default, heads. Repeatable. [off, default]"),
     ] = None,
     in_turn: Annotated[
         bool, typer.Option("--in-turn", help="Run one engine at a time, if all do not fit; then nothing alternates.")
@@ -74,7 +65,7 @@ def bench(
     asked = _asked(
         concurrency=concurrency,
         repetitions=repetitions,
-        recording=[word.value for word in recording or (RecordingWord.off, RecordingWord.default)],
+        recording=recording or ["off", "default"],
         is_together=not in_turn,
         gpu_memory_utilization=gpu_memory_utilization,
     )

@@ -8,21 +8,17 @@ from typing import Annotated
 import typer
 
 from driftscope.cli.console import Json, console, print_json, without_effect
+from driftscope.plan import described
 from probes.errors import InputError
 
 
 def check(
-    target: Annotated[
-        str | None, typer.Argument(help="Folder or Hub id (with @revision) of the target; `demo` is the built-in one.")
-    ] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Argument(help="Folder or Hub id of the drafter; `demo:eagle3` and `demo:eagle3.1` are built in."),
-    ] = None,
+    target: Annotated[str | None, typer.Argument(help=described("target"))] = None,
+    drafter: Annotated[str | None, typer.Argument(help=described("drafter"))] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompt file; says how much of its text the draft vocabulary covers.")
     ] = None,
-    prompt_format: Annotated[str | None, typer.Option(help="Format of the prompt file; detected if not given.")] = None,
+    prompt_format: Annotated[str | None, typer.Option(help=described("prompt_format"))] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every check with its id.")] = False,
     json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from driftscope.builtin import resolve_target
 from driftscope.cli.console import Json, console, print_json, without_effect
 from driftscope.cli.plan_options import plan_options
 from driftscope.plan import Plan, flag, make_plan
@@ -71,6 +72,8 @@ def diagnose(
 
     if interventions is False:
         _refuse(given, ("reference_target",), "Only interventions read it: leave --no-interventions out.")
+    if "reference_target" in given:
+        given["reference_target"] = resolve_target(given["reference_target"])
     compared = None if reference is None else read_run(reference)
     if len(subject) == 1:
         path = Path(subject[0])
@@ -143,7 +146,7 @@ def _measure(
         return
     run, reference_target = read_run(out), given.get("reference_target")
     is_error = bool(interventions) or reference_target is not None
-    missing = missing_interventions(run, reference_target=_resolved(reference_target))
+    missing = missing_interventions(run, reference_target=reference_target)
     if missing and (reason := why_not(run)) is not None:
         _left_out(reason, is_error=is_error)
     elif missing:
@@ -165,7 +168,7 @@ def _intervene(run: Run, given: Mapping[str, Any], *, is_asked: bool, may_ask: b
     drafters = _drafters(run, given.get("drafter", []))
     loading = {name: given[name] for name in LOADING if given.get(name)}
     is_error = is_asked or bool(target or drafters or loading or reference_target)
-    missing = missing_interventions(run, reference_target=_resolved(reference_target))
+    missing = missing_interventions(run, reference_target=reference_target)
     if not missing and not is_error:
         return
     if (reason := why_not(run)) is not None:
@@ -220,7 +223,7 @@ def _run(run: Run, missing: list[str], plan: Plan, reference_target: str | None,
     try:
         with quotes_hidden(plan.keeps_texts_private):
             job, _ = read_job(plan)
-            job = replace(job, reference_target=_resolved(reference_target))
+            job = replace(job, reference_target=reference_target)
             notes = follow(
                 lambda on_status, on_progress: intervene(
                     run.path, missing, job, on_status=on_status, on_progress=on_progress
@@ -233,12 +236,6 @@ def _run(run: Run, missing: list[str], plan: Plan, reference_target: str | None,
         return
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-
-
-def _resolved(reference_target: str | None) -> str | None:
-    from driftscope.builtin import resolve_target
-
-    return None if reference_target is None else resolve_target(reference_target)
 
 
 def _left_out(reason: str, *, is_error: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +12,7 @@ from pydantic import BaseModel
 
 from driftscope.cli.console import console, print_json
 from driftscope.plan import Plan
-from probes.conditions import Progress
+from probes.conditions import Progress, SelfCheck
 from probes.errors import printable, quotes_hidden
 
 if TYPE_CHECKING:
@@ -36,25 +35,12 @@ class MeasuredRun(BaseModel):
     num_depth_rows: int
 
 
-class SelfCheckOutput(BaseModel):
-    """The run's check of itself: `probes.conditions.SelfCheck`."""
-
-    num_texts: int
-    num_identical: int
-    num_first_differences_tied: int
-    max_first_difference_gap: float
-    num_large_gaps: int
-    num_ties: int
-    num_too_short: int
-    notes: list[str] = []  # what was asked for and could not be done
-
-
 class MeasureOutput(BaseModel):
     """`probe --json` and `demo --json`. `self_check` is null when the run was there already."""
 
     schema_version: int = 1
     run: MeasuredRun
-    self_check: SelfCheckOutput | None
+    self_check: SelfCheck | None
 
 
 def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: bool) -> None:
@@ -78,7 +64,7 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
         _say_check(check)
 
 
-def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
+def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheck | None:
     """Measures what `out` lacks; None when it is complete already."""
     from driftscope.measure.run import measure
     from driftscope.runs.replace import successor
@@ -104,7 +90,7 @@ def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> Sel
         if is_replaced and successor(out).exists():
             _say(f"{out} is kept as it was. What was measured so far: {successor(out)}")
         raise
-    return SelfCheckOutput(**asdict(check))
+    return check
 
 
 def _is_complete(out: Path, plan: Plan) -> bool:
@@ -169,7 +155,7 @@ def _say(text: str) -> None:
     Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
-def _say_check(check: SelfCheckOutput) -> None:
+def _say_check(check: SelfCheck) -> None:
     if check.num_texts:
         _say(
             f"self-check: {check.num_identical} of {check.num_texts} live texts equal plain decoding token for token, "

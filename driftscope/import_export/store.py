@@ -6,7 +6,6 @@ What a source does not say is null, and said in the notes. Why a draft was rejec
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def _info(file: AcceptanceFile, options: ImportOptions, notes: list[str]) -> Run
         plan={"import": {"file": file.path.name, "sha256": digest, "source": file.source, **asdict(options)}},
         target=TargetInfo(name=model),
         drafters=[DrafterInfo(name=options.drafter)],
-        provenance=Provenance.here(argv=sys.argv),
+        provenance=Provenance.here(),
         notes=notes,
     )
 

@@ -1,4 +1,4 @@
-"""What run.json says of a measurement: models, machine, regions, and what an engine says of itself."""
+"""What run.json says of a measurement: models, packages, regions, and what an engine says of itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from driftscope.measure.installed import package_versions
 from driftscope.plan import Plan
 from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo, counted_slots
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.conditions import Job
+from probes.errors import InputError
 from probes.record import REGIONS
 from probes.regular_file import open_regular
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 NULLS = (
     "vLLM shows no probabilities, ranks or true-feature pass: draft_prob, target_prob_of_draft, overlap, fresh_right, "
@@ -29,33 +32,44 @@ SOME_TIMES = "draft_us and verify_us are of two steps in 16 on a GPU, null in th
 TEMPERATURE = "at temperature > 0 rejections by chance (sampled_out) cannot be told from disagreements here"
 
 
-REGION_DEFINITIONS = dict(
-    zip(
-        REGIONS,
-        (
-            "slots t+1 .. t+k-1: this chain's own",
-            "slot t, the last verified pair",
-            "the first {sink_slots}; slot 0 is the pair (token 1, state of token 0): the first token is visible "
-            "to the drafter only through its state",
-            "special tokens, role headers and the generation prompt",
-            "the system prompt",
-            "tool definitions",
-            "the document inserted for the context length",
-            "user turns",
-            "earlier assistant turns",
-            "this turn's verified tokens before slot t",
-            "what could not be attributed",
-            "probability given to a learned softmax sink",
-        ),
-        strict=True,
-    )
-)
+def need_probe_extra() -> None:
+    """Raises InputError when the packages that measuring needs are not installed."""
+    for name in ("torch", "transformers", "safetensors"):
+        try:
+            version(name)
+        except PackageNotFoundError as error:
+            raise InputError(
+                f"measuring needs {name}, which is not installed",
+                code="probe_extra_missing",
+                remedy="pip install 'driftscope[probe]'",
+            ) from error
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on; Triton where it is installed."""
+    from probes.attention.kernel import has_triton
+
+    return {name: version(name) for name in (*PACKAGES, *(("triton",) if has_triton() else ()))}
 
 
 def region_definitions(sink_slots: int) -> dict[str, str]:
     """Region -> what it covers in a run with this many sink slots."""
-    slots = counted_slots(sink_slots)
-    return {name: text.format(sink_slots=slots) for name, text in REGION_DEFINITIONS.items()}
+    covered = (
+        "slots t+1 .. t+k-1: this chain's own",
+        "slot t, the last verified pair",
+        f"the first {counted_slots(sink_slots)}; slot 0 is the pair (token 1, state of token 0): the first token is "
+        "visible to the drafter only through its state",
+        "special tokens, role headers and the generation prompt",
+        "the system prompt",
+        "tool definitions",
+        "the document inserted for the context length",
+        "user turns",
+        "earlier assistant turns",
+        "this turn's verified tokens before slot t",
+        "what could not be attributed",
+        "probability given to a learned softmax sink",
+    )
+    return dict(zip(REGIONS, covered, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +81,7 @@ class Loaded:
     specs: dict[str, DrafterSpec]
 
 
-def run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list[str]) -> RunInfo:
+def run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str]) -> RunInfo:
     """run.json as a new run begins. Hashes the models' files."""
     import torch
 
@@ -106,7 +120,6 @@ def run_info(plan: Plan, job: Job, loaded: Loaded, notes: list[str], argv: list[
         ),
         drafters=drafters,
         provenance=Provenance.here(
-            argv=argv,
             platform=platform.platform(),
             packages=package_versions(),
             device=job.device,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftscope.measure.describe import Loaded
-from driftscope.measure.installed import need_probe_extra
-from driftscope.measure.work import Work, done_batches
+from driftscope.measure.describe import Loaded, need_probe_extra
+from driftscope.measure.work import Work, is_done_in
 from driftscope.plan import Plan
 from driftscope.plan_files import read_job
 from driftscope.runs.info import Cost
@@ -32,7 +30,6 @@ def measure(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    argv: list[str] | None = None,
     on_status: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> SelfCheck:
@@ -45,7 +42,6 @@ def measure(
         job=job,
         out=out,
         notes=notes,
-        argv=sys.argv if argv is None else argv,
         resume=resume,
         overwrite=overwrite,
         on_status=on_status,
@@ -101,7 +97,6 @@ def _write_run(work: Work, models: Models, loaded: Loaded) -> tuple[SelfCheck, T
 
     plan = work.plan
     writer = work.open_writer(loaded)
-    done = done_batches(writer)
     texts: Texts = {}
 
     def write(record: Record) -> None:
@@ -112,13 +107,7 @@ def _write_run(work: Work, models: Models, loaded: Loaded) -> tuple[SelfCheck, T
     with writer:
         if plan.costs and not writer.info.costs:
             _measure_costs(plan, models, writer, work.on_status)
-        check: SelfCheck = run_job(
-            work.job,
-            models,
-            write,
-            is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
-            on_progress=work.on_progress,
-        )
+        check: SelfCheck = run_job(work.job, models, write, is_done=is_done_in(writer), on_progress=work.on_progress)
     return check, texts
 
 

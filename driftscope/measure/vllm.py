@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driftscope.measure.describe import HEAD_MEANS, NULLS, TEMPERATURE, Loaded, add_engine_settings, add_note
-from driftscope.measure.work import Work, done_batches
+from driftscope.measure.work import Work, is_done_in
 from driftscope.runs.writer import RunWriter
 from probes.conditions import SelfCheck
 
@@ -31,7 +31,6 @@ def measure_vllm(work: Work) -> SelfCheck:
     notes += [HEAD_MEANS] if plan.level == "default" else []
     notes += [TEMPERATURE] if job.temperature > 0 else []
     writer = replace(work, notes=notes).open_writer(loaded)
-    done = done_batches(writer)
     with writer:
         check = run_job(
             job,
@@ -39,7 +38,7 @@ def measure_vllm(work: Work) -> SelfCheck:
             writer.write_batch,
             level=plan.level,
             options=plan.vllm,
-            is_done=lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done,
+            is_done=is_done_in(writer),
             on_progress=work.on_progress,
             on_status=work.on_status,
             on_report=lambda report: _add_report(writer, report, found),

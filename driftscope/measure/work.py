@@ -20,7 +20,6 @@ class Work:
     job: Job  # of the plan, its files read
     out: Path  # the run
     notes: list[str]  # on what was read
-    argv: list[str]
     resume: bool
     overwrite: bool
     on_status: Callable[[str], None]
@@ -30,7 +29,7 @@ class Work:
         """The new run, or the stopped one that goes on."""
         if self.resume:
             return RunWriter.resume(self.out, plan=self.plan.stored())
-        info = run_info(self.plan, self.job, loaded, self.notes, self.argv)
+        info = run_info(self.plan, self.job, loaded, self.notes)
         return RunWriter(self.out, info, overwrite=self.overwrite)
 
     def summarise(self) -> None:
@@ -39,9 +38,10 @@ class Work:
         write_summary(run, summarise(run))
 
 
-def done_batches(writer: RunWriter) -> set[tuple[str, tuple[str, str, int], str]]:
-    """(drafter, cell, prompt id) of what is on disk."""
-    return {
+def is_done_in(writer: RunWriter) -> Callable[[str, tuple[str, str, int], str], bool]:
+    """-> whether (drafter, cell, prompt id) is on disk."""
+    done = {
         (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
         for b in writer.complete_batches
     }
+    return lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done

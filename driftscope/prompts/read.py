@@ -98,7 +98,7 @@ def _detected(first: Line) -> Format:
         if candidate.matches(first.item):
             return candidate
     raise first.bad(
-        "has keys of no known format",
+        "has keys that no known format has",
         quote=first.keys(),
         remedy=f"Known formats: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files.",
     )

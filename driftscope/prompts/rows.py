@@ -57,24 +57,22 @@ def check_file(path: Path, *, what: str, option: str) -> None:
         )
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file, line ends as they are."""
+def read_text(path: Path, what: str = "file", *, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """A UTF-8 text file, line ends as they are. Raises InputError naming the file, and the line that is not UTF-8."""
     try:
-        return read_regular(path, max_bytes=MAX_FILE_BYTES).decode("utf-8-sig")
+        return read_regular(path, max_bytes=max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(
-            f"line {line} is not UTF-8 (byte {error.start})",
+            f"line {line} of the {what} is not UTF-8 (byte {error.start})",
             code="file_not_utf8",
             where=f"{path}:{line}",
-            remedy="Convert the file to UTF-8.",
+            remedy=f"Convert the {what} to UTF-8.",
         ) from error
-    except OSError as error:
+    except (OSError, ValueError, InputError) as error:  # a null byte in the path; a pipe, a giant
+        reason = error.message if isinstance(error, InputError) else getattr(error, "strerror", None) or error
         raise InputError(
-            f"the file cannot be read: {error.strerror}",
-            code="file_not_readable",
-            where=str(path),
-            remedy="Check the file.",
+            f"the {what} cannot be read: {reason}", code="file_not_readable", where=str(path), remedy="Check the path."
         ) from error
 
 

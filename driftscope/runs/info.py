@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -127,11 +128,10 @@ class Provenance(Stored):
     argv: list[str] = Field(default_factory=list)
 
     @classmethod
-    def here(cls, *, argv: list[str], **known: Any) -> Provenance:
-        """Of a run that this driftscope makes; `known`: what else its maker knows."""
-        return cls(
-            driftscope_version=driftscope.__version__, python_version=platform.python_version(), argv=argv, **known
-        )
+    def here(cls, **known: Any) -> Provenance:
+        """Provenance of a run that this process makes; `known`: what else its maker knows."""
+        python = platform.python_version()
+        return cls(driftscope_version=driftscope.__version__, python_version=python, argv=list(sys.argv), **known)
 
 
 class Cost(Stored):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import sys
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -188,8 +187,7 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, region_definitions
-    from driftscope.measure.installed import package_versions
+    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, package_versions, region_definitions
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
     from probes.vllm.hooks import vllm_version
     from probes.vllm.settings import disagreements, runner_settings
@@ -216,7 +214,6 @@ def _run_info(
         ),
         drafters=[DrafterInfo.from_spec(name, path, spec)],
         provenance=Provenance.here(
-            argv=list(sys.argv),
             platform=platform.platform(),
             packages=package_versions(),
             dtype=str(settings["dtype"]),

@@ -15,12 +15,24 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from driftscope_app.option_form import FORM
 
 from driftscope.builtin import sample_prompts
 from driftscope.cli import main
 from driftscope.plan import Plan
 from driftscope.prompts import PROMPT_SUFFIXES, read_prompts
 from tests.app.conftest import OpenApp, checked, texts
+
+BY_THE_PAGE = ("target", "drafter", "system_prompt", "prompts", "turns")
+NOT_IN_FORM = {
+    **dict.fromkeys(("template", "documents", "vllm"), "needs files or a table of its own: write a plan file"),
+    **dict.fromkeys(("prompt_format", "batch_size"), "its default fits nearly always"),
+    **dict.fromkeys(("level", "sink_slots", "last_tokens", "target_attention", "seed"), "for a second, closer look"),
+    **dict.fromkeys(("interventions", "reference_target"), "`driftscope diagnose` runs them on a finished run"),
+    **dict.fromkeys(("costs", "costs_context_tokens"), "means nothing while the app shares the machine"),
+    **dict.fromkeys(("text", "redact"), "the app shows prompts; who may not see them starts the probe elsewhere"),
+    "trust_remote_code": "a page in a browser must not run foreign code",
+}
 
 
 def command(at: object) -> list[str]:
@@ -70,8 +82,6 @@ def test_the_command_follows_the_form(open_app: OpenApp, tmp_path: Path) -> None
 
 
 def test_every_option_of_a_plan_is_asked_for_or_left_out_with_a_reason(open_app: OpenApp, tmp_path: Path) -> None:
-    from driftscope_app.option_form import BY_THE_PAGE, FORM, NOT_IN_FORM
-
     named = [*FORM, *BY_THE_PAGE, *NOT_IN_FORM]
     assert sorted(named) == sorted(Plan.model_fields)
     at = open_app("probe", folder=tmp_path)
