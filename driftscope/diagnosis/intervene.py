@@ -76,7 +76,7 @@ def intervene(
     seen. `texts` in place of the stored ones (a run with --no-text has none); `models` where they are loaded already:
     those that measured. Raises InputError where a model cannot be loaded, or `[probe]` is not installed.
     """
-    from driftscope.measure import need_probe_extra
+    from driftscope.measure.describe import need_probe_extra
 
     need_probe_extra()
     run = read_run(path)

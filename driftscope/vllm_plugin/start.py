@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import platform
-import sys
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import driftscope
 from driftscope.vllm_plugin.config import ProductionConfig, read_config
 from probes.errors import DriftscopeError, RunError
 
@@ -190,8 +188,7 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure import REGION_DEFINITIONS, package_versions
-    from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
+    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, package_versions, region_definitions
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
     from probes.vllm.settings import disagreements, runner_settings
     from probes.vllm.versions import vllm_version
@@ -217,15 +214,12 @@ def _run_info(
             vocab_size=text_config.vocab_size,
         ),
         drafters=[DrafterInfo.from_spec(name, path, spec)],
-        provenance=Provenance(
-            driftscope_version=driftscope.__version__,
-            python_version=platform.python_version(),
+        provenance=Provenance.here(
             platform=platform.platform(),
             packages=package_versions(),
             dtype=str(settings["dtype"]),
-            argv=list(sys.argv),
         ),
-        region_definitions={n: text.format(sink_slots=config.sink_slots) for n, text in REGION_DEFINITIONS.items()},
+        region_definitions=region_definitions(config.sink_slots),
         notes=[note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])],
     )
     findings = list(disagreements(settings, spec, d2t))

@@ -36,7 +36,7 @@ from probes.drafter.layers.llama import Projected
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import PromptRecord, Record, RoundBatch
 from tests.tiny_models import VOCAB_SIZE, next_token, tiny_target
 
@@ -170,7 +170,7 @@ def job(pair: tuple[str, str], rows: None) -> Job:
 def measured(job: Job, models: Models) -> tuple[Mapping[str, PromptRecord], Mapping[str, RoundBatch], list[str]]:
     """Prompts and rounds by prompt id, and the notes."""
     records: list[Record] = []
-    check = run_job(job, models, records.append)
+    check = measure_conditions(job, models, records.append)
     return (
         {r.prompt_id: r for r in records if isinstance(r, PromptRecord)},
         {r.prompt_id: r for r in records if isinstance(r, RoundBatch)},

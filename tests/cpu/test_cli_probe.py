@@ -332,8 +332,8 @@ def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with
     assert main(["runs", "verify", str(out)]) == 0
     capsys.readouterr()
     for changes, words in (
-        ({}, "take engine live"),
-        ({"engine": "vllm"}, "take live"),
+        ({}, "use engine live"),
+        ({"engine": "vllm"}, "use engine live"),
         ({"engine": "live", "interventions": "all"}, "greedy drafts only"),
         ({"engine": "live", "top_p": "0"}, "top_p"),
     ):

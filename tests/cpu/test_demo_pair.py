@@ -10,6 +10,7 @@ import pytest
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter
 from driftscope.cli.demo import demo_plan
+from driftscope.plan_files import read_job
 from probes.conditions import Job
 from probes.job.loaded import Models, load_models
 from probes.job.measure_job import measure_conditions
@@ -20,7 +21,7 @@ MAX_BYTES = 36_000_000
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    job, _ = demo_plan("replay", "cpu").job()
+    job, _ = read_job(demo_plan())
     kept = [s for s in job.system_prompts if s.name in ("default", "persona")]
     return replace(job, prompts=job.prompts[:3], system_prompts=kept, context_tokens=(0, 128), max_new_tokens=32)
 

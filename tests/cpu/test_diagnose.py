@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from driftscope import plan as plan_module
+from driftscope import plan_files
 from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
@@ -228,13 +228,13 @@ def test_a_target_that_is_gone_is_said_and_the_rest_is_judged(
 def test_files_are_read_once_a_command(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interventions rewrite the texts that were measured, also where a prompt file changes while the probe runs."""
     reads: list[Path] = []
-    read_prompts = plan_module.read_prompts
+    read_prompts = plan_files.read_prompts
 
     def counted(path: Path, **options: Any) -> Any:
         reads.append(path)
         return read_prompts(path, **options)
 
-    monkeypatch.setattr(plan_module, "read_prompts", counted)
+    monkeypatch.setattr(plan_files, "read_prompts", counted)
     out = tmp_path / "once.drift"
     options = ["--target", str(pair / "target"), "--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "1"]
     asked = ["--drafter", f"d={pair / 'sound'}", "--max-new-tokens", "8", "--depth", "2", "--interventions", "fresh"]

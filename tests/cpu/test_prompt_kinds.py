@@ -126,7 +126,7 @@ def test_prompts_are_measured_under_the_name_of_their_own_system_prompt(job: Job
 
 def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_path: Path) -> None:
     """From a Langfuse export to stored conditions, redacted on the way: nothing of the address is in any file."""
-    from driftscope.measure import measure
+    from driftscope.measure.run import measure
     from driftscope.runs import read_run
 
     path = tmp_path / "log.jsonl"
@@ -165,5 +165,5 @@ def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_pat
     assert not any("joe@" in json.dumps(p, default=str) for p in prompts)
     assert "joe@" not in (tmp_path / "log.drift" / "run.json").read_text()
     assert run.info.notes[0] == "log.jsonl: 4 prompts read as langfuse, 4 with an answer that is replayed"
-    assert "log.jsonl: left out: an observation that is no generation (1 lines)" in run.info.notes
+    assert "log.jsonl: left out: an observation that is not a generation (1 lines)" in run.info.notes
     assert "redacted before rendering: 4 of email (4 of 4 prompts changed)" in run.info.notes

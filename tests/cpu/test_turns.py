@@ -14,6 +14,7 @@ import torch
 
 from driftscope.cli import main
 from driftscope.plan import make_plan
+from driftscope.plan_files import read_job
 from driftscope.runs import read_run
 from probes.chain import step as chain
 from probes.conditions import Job, PromptInput, Template
@@ -72,7 +73,7 @@ def job(folder: Path) -> Job:
         "turns": "all",
         "depth": 4,
     }
-    job, _ = make_plan(options, where="test").job()
+    job, _ = read_job(make_plan(options, where="test"))
     assert [p.prompt_id for p in job.prompts] == ["c/turn1", "c/turn2", "c/turn3"]
     return job
 
