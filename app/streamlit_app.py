@@ -19,17 +19,7 @@ IMAGES = Path(__file__).parent / "images"
 def draw() -> None:
     """One look at the app."""
     st.set_page_config(page_title="driftscope", page_icon=str(IMAGES / "icon.svg"), layout="wide")
-    pages = [
-        st.Page("views/overview.py", title="Overview", default=True),
-        st.Page("views/compare.py", title="Compare"),
-        st.Page("views/depth.py", title="Depth"),
-        st.Page("views/heads.py", title="Heads"),
-        st.Page("views/fusion.py", title="Fusion"),
-        st.Page("views/context.py", title="Context"),
-        st.Page("views/rounds.py", title="Rounds"),
-        st.Page("views/probe.py", title="Probe"),
-        st.Page("views/definitions.py", title="Definitions"),
-    ]
+    pages = [st.Page(f"views/{t.lower()}.py", title=t, default=t == page.TITLES[0]) for t in page.TITLES]
     st.logo(str(IMAGES / "logo.svg"), size="large", icon_image=str(IMAGES / "icon.svg"))
     page.tighten()
     address.load()

@@ -25,8 +25,7 @@ from benchmarks.timing import summary, synchronize, write
 from driftscope.builtin import resolve_drafter, resolve_target, sample_prompts
 from driftscope.prompts import read_prompts
 from probes.attention.slots import text_regions
-from probes.chain.live import record_live, run_live, run_live_batch
-from probes.chain.step import concat_aux
+from probes.chain.live import LiveOptions, record_live, run_live_batch
 from probes.conditions import Job
 from probes.drafter.model import Drafter
 from probes.job.loaded import load_models
@@ -47,7 +46,7 @@ class EagleLoop:
 
     def _read(self, token_ids: Tensor, hidden: Tensor, first: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The stream of these slots; `past` [layer] of (keys, values) grows by them."""
-        embeds = self.drafter.embed(token_ids)
+        embeds = self.drafter.embed_tokens(token_ids)
         rotation = self.drafter.rotation(torch.arange(first, first + len(token_ids), device=token_ids.device))
         for index, layer in enumerate(self.drafter.layers):
             q, k, v, residual = layer.project(embeds, hidden, rotation)
@@ -76,7 +75,7 @@ class EagleLoop:
         end = len(prompt) + max_new_tokens
         while len(text) < end and not target.stop_ids & set(text[len(prompt) :].tolist()):
             first = past[0][0].shape[0] if past else 0
-            fused = drafter.fuse(concat_aux(drafter, new, 0, len(text) - 1 - first))
+            fused = drafter.true_state(drafter.features(new, slice(0, len(text) - 1 - first)))
             stream = self._read(text[first + 1 :], fused, first, past)[-1:]
             verified = list(past)
             drafts: list[Tensor] = []
@@ -116,9 +115,8 @@ def generate(target: Target, prompt: np.ndarray, max_new_tokens: int, **options:
 
 def systems(drafter: Drafter, target: Target, assistant: Any, n: int) -> dict[str, Callable[[np.ndarray], list[int]]]:
     def live(prompt: np.ndarray, *, records: bool = False, **options: bool) -> list[int]:
-        trace, rounds = run_live(
-            drafter, target, prompt, prompt_id="0", depth=DEPTH, max_new_tokens=n, sampler=Sampler(), **options
-        )
+        live_options = LiveOptions(depth=DEPTH, max_new_tokens=n, sampler=Sampler(), **options)
+        trace, rounds = run_live_batch(drafter, target, [prompt], ["0"], live_options)[0]
         if records and rounds.starts:
             region = text_regions(np.full(len(prompt), TEXT_REGIONS.index("user"), np.uint8), len(trace.token_ids))
             record = PromptRecord(
@@ -205,8 +203,8 @@ def main() -> None:
     for begin in range(0, len(prompts), arguments.batch):
         batch = prompts[begin : begin + arguments.batch]
         names = [str(i) for i in range(len(batch))]
-        options = {"depth": DEPTH, "max_new_tokens": n, "sampler": Sampler()}
-        lived, seconds = timed(lambda: run_live_batch(drafter, target, batch, prompt_ids=names, **options))  # noqa: B023
+        options = LiveOptions(depth=DEPTH, max_new_tokens=n, sampler=Sampler())
+        lived, seconds = timed(lambda: run_live_batch(drafter, target, batch, names, options))  # noqa: B023
         batched.append(sum(trace.num_response_tokens for trace, _ in lived) / seconds)
     rows.append({"what": f"live, {arguments.batch} requests at once", "tokens/s": summary(batched)})
     write(

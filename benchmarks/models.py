@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.record import TEXT_REGIONS, PromptRecord
 from probes.target.model import Target
@@ -72,7 +73,7 @@ def random_drafter(shape: str, target: Target, seed: int = 0, **flags: object) -
     device, dtype = target.device, target.embedding.dtype
     torch.manual_seed(seed)
     with torch.device("meta"):
-        empty = Drafter(spec)
+        empty = Eagle3(spec)
     tensors = {}
     for name, value in empty.state_dict().items():
         if name == "embed_tokens.weight":
@@ -84,7 +85,7 @@ def random_drafter(shape: str, target: Target, seed: int = 0, **flags: object) -
             gain = value.shape[-1] ** -0.5 if value.dim() == 2 else 1.0
             random = torch.randn(value.shape, device=device, dtype=dtype) if value.dim() == 2 else None
             tensors[name] = torch.ones(value.shape, device=device, dtype=dtype) if random is None else random * gain
-    return Drafter.load(spec, tensors, dtype=dtype, device=device)
+    return Eagle3.load(spec, tensors, dtype=dtype, device=device)
 
 
 def random_text(shape: str, num_tokens: int, seed: int = 0) -> np.ndarray:

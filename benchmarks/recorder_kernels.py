@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.timing import captured, copy_bandwidth, per_call, summary, table, time_in_turn, write
 from probes.record import REGIONS
 from probes.vllm import norms_triton, ring_triton
-from probes.vllm.masses import Boundaries, Queries
+from probes.vllm.boundaries import Boundaries, Queries
 from probes.vllm.masses_triton import TILES, Tiles, launch, make_scratch
 from probes.vllm.transport import SERIAL_MASK
 

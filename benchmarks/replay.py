@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.models import SHAPES, prompt_record, random_drafter, random_target, random_text
 from benchmarks.timing import summary, synchronize, time_in_turn, write
-from probes.chain.live import run_live
+from probes.chain.live import LiveOptions, run_live_batch
 from probes.chain.replay import replay
 from probes.drafter.model import Drafter
 from probes.target.family import new_cache
@@ -139,7 +139,8 @@ def live_rounds_per_second(shape: str, target: Target, drafter: Drafter) -> floa
     for num_rounds in (4, LIVE_ROUNDS, 4, LIVE_ROUNDS):
         synchronize()
         begin = time.perf_counter()
-        run_live(drafter, target, text, prompt_id="0", depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler())
+        options = LiveOptions(depth=DEPTH, max_new_tokens=num_rounds + 2, sampler=Sampler())
+        run_live_batch(drafter, target, [text], ["0"], options)
         synchronize()
         times.append(time.perf_counter() - begin)
     return (LIVE_ROUNDS - 4) / (min(times[1], times[3]) - min(times[0], times[2]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.vllm.hooks import wrap
+from probes.vllm.attach import wrap
 
 OF_RECORDER = (
     "_partial",
@@ -56,37 +56,28 @@ def start_clock(worker: Any) -> None:
     """From now on, notes when the engine's thread was where: `take_clock`."""
     clock = worker.benchmark_clock = _Clock()
 
-    def execute_model(original: Any) -> Any:
-        def timed(output: Any, *args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            result = original(output, *args, **kwargs)
-            if output.total_num_scheduled_tokens:
-                shape = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
-                clock.steps.append((*shape, begin, time.perf_counter()))
-            return result
+    def execute_model(original: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = original(output, *args, **kwargs)
+        if output.total_num_scheduled_tokens:
+            shape = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+            clock.steps.append((*shape, begin, time.perf_counter()))
+        return result
 
-        return timed
-
-    def sample_tokens(original: Any) -> Any:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            result = original(*args, **kwargs)
-            if clock.steps and len(clock.steps[-1]) == 4:  # a step without tokens samples too
-                clock.steps[-1] += (begin, time.perf_counter())
-            if hasattr(result, "get_output"):
-                wrap(result, "get_output", get_output)
-            return result
-
-        return timed
+    def sample_tokens(original: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = original(*args, **kwargs)
+        if clock.steps and len(clock.steps[-1]) == 4:  # a step without tokens samples too
+            clock.steps[-1] += (begin, time.perf_counter())
+        if hasattr(result, "get_output"):
+            wrap(result, "get_output", get_output)
+        return result
 
     def get_output(original: Any) -> Any:
-        def timed() -> Any:
-            asked = time.perf_counter()
-            original.__self__.copy_event.synchronize()
-            clock.waits.append((asked, time.perf_counter() - asked))
-            return original()
-
-        return timed
+        asked = time.perf_counter()
+        original.__self__.copy_event.synchronize()
+        clock.waits.append((asked, time.perf_counter() - asked))
+        return original()
 
     wrap(worker.model_runner, "execute_model", execute_model)
     wrap(worker.model_runner, "sample_tokens", sample_tokens)

@@ -22,7 +22,7 @@ def sample_prompts() -> Path:
         "the sample prompts are missing from this installation",
         code="no_sample_prompts",
         where=str(package),
-        remedy="reinstall driftscope, or give --prompts",
+        remedy="Reinstall driftscope, or give --prompts.",
     )
 
 
@@ -36,7 +36,7 @@ def resolve_target(name: str) -> str:
 
 
 def is_demo_drafter(name: str) -> bool:
-    """Whether it is `demo:NAME` of a built-in drafter; `demo:../elsewhere` is not."""
+    """True if it is `demo:NAME` of a built-in drafter; `demo:../elsewhere` is not."""
     prefix, _, drafter = name.partition(":")
     return prefix == DEMO and drafter in DEMO_DRAFTERS
 
@@ -51,6 +51,6 @@ def resolve_drafter(name: str) -> str:
             f"there is no built-in drafter {drafter!r}",
             code="no_such_demo_drafter",
             where=name,
-            remedy=f"one of {', '.join(f'demo:{d}' for d in DEMO_DRAFTERS)}",
+            remedy=f"Use one of {', '.join(f'demo:{d}' for d in DEMO_DRAFTERS)}.",
         )
     return str(Path(__file__).parent / "_demo_drafters" / drafter)

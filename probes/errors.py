@@ -95,6 +95,11 @@ _FILE_REMEDIES = {
 }
 
 
+def printable(text: str) -> str:
+    """Text out of files on one line: control characters and those that turn the reading direction become U+FFFD."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def bounded(text: str, limit: int) -> str:
     """`text` as it can be printed: at most `limit` characters, the middle left out, and no lone surrogates (Python's
     form of file names that are not UTF-8)."""

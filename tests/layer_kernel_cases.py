@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.layers import llama
-from probes.drafter.model import Drafter
 from tests.tiny_models import random_tensors, tiny_spec
 
 FLAGS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ def check_layer_kernels(
 ) -> None:
     """q, k and v by head and the embedding's share of 7 slots, one of them all zeros."""
     spec = tiny_spec(**flags)
-    drafter = Drafter.load(spec, random_tensors(spec, 0), dtype=dtype, device=device)
+    drafter = Eagle3.load(spec, random_tensors(spec, 0), dtype=dtype, device=device)
     layer, generator = drafter.layers[0], torch.Generator().manual_seed(0)
     x = torch.randn(7, 2 * spec.hidden_size, generator=generator).to(device, dtype)
     x[3] = 0

@@ -15,16 +15,17 @@ from driftscope.runs import Run
 from probes.attention.slots import text_regions
 from probes.chain.replay import replay
 from probes.conditions import Job
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.job.loaded import load_models
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.record import REGIONS, TEXT_REGIONS, ConditionKey, PromptRecord, RoundBatch
 from probes.target.model import Target
 from probes.target.sampler import Sampler
 from probes.target.trace import TargetTrace
 from probes.target.write import write
 from probes.vllm.engine import Engine, Text, TextRequest, engine
 from probes.vllm.recorder import Recorder
-from probes.vllm.to_record import Condition, round_batch
+from probes.vllm.to_record import round_batch
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
@@ -44,7 +45,7 @@ def tiny_pair(folder: Path, *, device: str = "cpu", **flags: object) -> Pair:
     seed = 5
     model = tiny_target(seed, hidden_size=128, head_dim=32, noise=0.3, folder=folder / "target")
     spec, tensors = matched_drafter(model, seed, noise=0.8, **flags)
-    write_checkpoint(Drafter.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
+    write_checkpoint(Eagle3.load(spec, tensors), folder / "drafter")  # in bfloat16: what vLLM loads is what we load
     job = Job(target=str(folder / "target"), drafters={"d": str(folder / "drafter")}, prompts=(), device=device)
     models = load_models(job)
     return Pair(
@@ -132,7 +133,8 @@ def batch(pair: Pair, request: TextRequest, text: Text) -> RoundBatch:
     assert text.rounds is not None
     return round_batch(
         text.rounds,
-        Condition(drafter="d", prompt_id=request.key, system_prompt="s", template="t", context_tokens=0),
+        ConditionKey("d", "s", "t", 0),
+        request.key,
         num_tokens=len(request.token_ids) + len(text.token_ids),
         in_draft_vocab=in_vocab,
         norm_output=pair.drafter.spec.norm_output,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from probes.record import REGIONS
 from probes.vllm import norms_triton, ring_triton
-from probes.vllm.masses import NO_SLOT, Boundaries, Queries, masses_of, region_codes
+from probes.vllm.boundaries import NO_SLOT, Boundaries, Queries
+from probes.vllm.masses import masses_of, region_codes
 from probes.vllm.masses_triton import launch, make_scratch
 
 

@@ -40,7 +40,7 @@ def run_chains(
     not. One-layer drafters only: that is what is trained here.
     """
     num_starts = len(packing.conversation)
-    hidden = drafter.fuse(aux[:num_starts])
+    hidden = drafter.true_state(aux[:num_starts])
     cos, sin = drafter.rotation(positions)
     own_k: list[Tensor] = []
     own_v: list[Tensor] = []

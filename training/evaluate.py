@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from driftscope.stats.degenerate import is_degenerate
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from training.attention import Packing, attend_plain
 from training.chain import run_chains
@@ -176,7 +177,7 @@ def _score(dense: np.ndarray, walk: np.ndarray, depth: int) -> Score:
 def load_drafter(folder: Path, target: Llama) -> Drafter:
     spec = read_spec(str(folder), target_config=target.config)
     device = target.embedding.device
-    return Drafter.load(
+    return Eagle3.load(
         spec,
         load_tensors(str(folder), spec, device=device),
         target_embedding=target.embedding,

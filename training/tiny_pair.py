@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from training.attention import Packing, attend_plain
 from training.chain import run_chains
@@ -179,7 +180,7 @@ def train_drafter(
         sliding_window=(WINDOW,),
     )
     torch.manual_seed(0)
-    drafter = Drafter(spec)
+    drafter = Eagle3(spec)
     head = model.lm_head.weight.detach()[vocabulary]
     with torch.no_grad():
         drafter.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from training.attention import Packing, attend_flash, attend_plain
 from training.chain import run_chains
 from training.conversations import Conversations, Row, draft_vocabulary, rows
@@ -96,7 +96,7 @@ class Trainee:
         )
         torch.manual_seed(recipe.seed)  # the same for both kinds: norms draw nothing, so shared tensors start equal
         self.kind = kind
-        self.drafter = Drafter(spec)
+        self.drafter = Eagle3(spec)
         ids = torch.from_numpy(vocabulary)
         with torch.no_grad():
             self.drafter.d2t.copy_(ids - torch.arange(len(ids)))

@@ -1,4 +1,4 @@
-"""What every page begins with, and what it shows instead when there is nothing to show."""
+"""Which pages there are, what each begins with, and what it shows instead when there is nothing to show."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import streamlit as st
 
 from driftscope_app.scope import Scope
+
+TITLES = ("Overview", "Compare", "Depth", "Heads", "Fusion", "Context", "Rounds", "Probe", "Definitions")
+"""The pages in the order of the navigation. A new page is a file, views/overview.py for Overview, and its title here."""
 
 _SCOPE = "scope"
 _FOLDER = "runs_folder"

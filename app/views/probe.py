@@ -6,21 +6,21 @@ import json
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import streamlit as st
 from driftscope_app import page, probe_process, process_card
+from driftscope_app.option_form import MEASURED, ask
 from driftscope_app.scope import Scope
 from driftscope_app.text import plain
 
 from driftscope.builtin import DEMO, sample_prompts
-from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan
+from driftscope.plan import BUILT_IN_SYSTEM_PROMPTS, Plan, described, flag
 from driftscope.prompts import PROMPT_SUFFIXES
 from probes.errors import InputError
 
 MAX_UPLOAD_MB = 16
 MAX_OWN_SYSTEM_PROMPTS = 8
-ENGINE_HELP = "replay: every position at once. live: the real loop. vllm: inside a vLLM engine, where it is installed."
 BUILT_IN_TURNS, TYPED_TURNS, UPLOADED_TURNS = "Built-in user turns", "Type them", "Upload a file"
 
 
@@ -84,18 +84,14 @@ def _models(scope: Scope, asked: Asked) -> None:
     default_drafters = drafters if is_known else {"eagle3": f"{DEMO}:eagle3", "eagle3.1": f"{DEMO}:eagle3.1"}
     left, right = st.columns(2)
     target = left.text_input(
-        "Target",
-        default_target,
-        key="probe_target",
-        help="A folder or a Hub id; demo is the built-in one.",
-        persist_state="session",
+        "Target", default_target, key="probe_target", help=described("target"), persist_state="session"
     )
     lines = right.text_area(
         "Drafters, one a line: NAME=PATH",
         "\n".join(f"{name}={path}" for name, path in default_drafters.items()),
         key="probe_drafters",
         height=90,
-        help="A folder or a Hub id; demo:eagle3 and demo:eagle3.1 are built in.",
+        help=described("drafter"),
         persist_state="session",
     )
     if is_known:
@@ -120,38 +116,22 @@ def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
         default=["default"],
         key="probe_ready_made",
         format_func=lambda n: n.replace("_", r"\_"),
-        help="none: no system text. default: the template's own. prompt: that of each prompt file's row.",
+        help=described("system_prompt"),
         persist_state="session",
     )
     for ready in chosen:
         asked.add("--system-prompt", f"{ready}={samples[ready]}" if ready in samples else ready)
-    names = set(chosen)
+    taken = set(chosen)
     count = int(st.session_state.setdefault("probe_num_own", 0))
     for number in range(count):
-        with st.container(border=True):
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                own = st.text_input(
-                    "Name", f"mine-{number + 1}", key=f"probe_own_name_{number}", max_chars=64, persist_state="session"
-                ).strip()
-                st.selectbox(
-                    "Start from",
-                    list(samples),
-                    index=None,
-                    key=f"probe_own_from_{number}",
-                    on_change=_copy_sample,
-                    args=(number, samples),
-                    placeholder="an empty one",
-                )
-            text = st.text_area(
-                "System prompt", key=f"probe_own_text_{number}", height=140, max_chars=200_000, persist_state="session"
-            )
-        if not probe_process.NAME.fullmatch(own) or own in names:
+        own, text = _written_system_prompt(number, samples)
+        if not probe_process.NAME.fullmatch(own) or own in taken:
             asked.problems.append(
                 f"System prompt {number + 1} needs a name of its own (letters, digits, dot, dash, underscore)."
             )
         elif not text.strip():
             asked.problems.append(f"System prompt {plain(own)} is empty.")
-        names.add(own)
+        taken.add(own)
         _own_system_prompt(runs, name, own, text, asked)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if count < MAX_OWN_SYSTEM_PROMPTS and st.button("Write one", icon=":material/add:"):
@@ -160,6 +140,32 @@ def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
         if count and st.button("Remove the last", icon=":material/remove:"):
             st.session_state["probe_num_own"] = count - 1
             st.rerun()
+    _uploaded_system_prompts(runs, name, taken, asked)
+
+
+def _written_system_prompt(number: int, samples: dict[str, Path]) -> tuple[str, str]:
+    """The fields of one system prompt -> its name and text."""
+    with st.container(border=True):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            own = st.text_input(
+                "Name", f"mine-{number + 1}", key=f"probe_own_name_{number}", max_chars=64, persist_state="session"
+            ).strip()
+            st.selectbox(
+                "Start from",
+                list(samples),
+                index=None,
+                key=f"probe_own_from_{number}",
+                on_change=_copy_sample,
+                args=(number, samples),
+                placeholder="an empty one",
+            )
+        text = st.text_area(
+            "System prompt", key=f"probe_own_text_{number}", height=140, max_chars=200_000, persist_state="session"
+        )
+    return own, text
+
+
+def _uploaded_system_prompts(runs: Path, name: str, taken: set[str], asked: Asked) -> None:
     with st.expander("Upload system prompts", icon=":material/upload:"):
         uploads = st.file_uploader(
             "Text files, one system prompt each",
@@ -170,10 +176,10 @@ def _system_prompts(runs: Path, name: str, asked: Asked) -> None:
         )
     for upload in uploads:
         own = Path(upload.name).stem
-        if not probe_process.NAME.fullmatch(own) or own in names:
+        if not probe_process.NAME.fullmatch(own) or own in taken:
             asked.problems.append(f"Rename the uploaded {plain(upload.name)}: its name is taken or has odd characters.")
             continue
-        names.add(own)
+        taken.add(own)
         text = _decoded(upload.name, upload.getvalue(), asked)
         _own_system_prompt(runs, name, own, text, asked)
 
@@ -234,86 +240,51 @@ def _turns(runs: Path, name: str, asked: Asked) -> None:
         if st.checkbox(
             "Replay every assistant turn of a conversation",
             key="probe_all_turns",
-            help="Each becomes a prompt of its own; otherwise only a last assistant turn is replayed.",
+            help=described("turns"),
             persist_state="session",
         ):
             asked.add("--turns", "all")
-    num_prompts = st.number_input(
-        "How many prompts at most", 1, 10_000, 8, key="probe_num_prompts", width=220, persist_state="session"
-    )
-    asked.add("--num-prompts", int(num_prompts))
+    asked.add("--num-prompts", ask("num_prompts", first=8))
 
 
 def _options(asked: Asked) -> None:
     st.subheader("What to measure", anchor=False)
+    engines = [
+        name
+        for name in get_args(Plan.model_fields["engine"].annotation)
+        if name != "vllm" or find_spec("vllm") is not None
+    ]
+    special: dict[str, Any] = {
+        "max_new_tokens": {"first": 48},
+        "engine": {"only": engines},
+        "device": {"only": ["cpu", "cuda"]},
+    }
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        contexts = st.text_input(
-            "Context lengths (tokens)", "0", key="probe_contexts", width=220, persist_state="session"
-        ).replace(" ", "")
-        depth = st.number_input("Depth K", 1, 64, 7, key="probe_depth", width=130, persist_state="session")
-        longest = st.number_input(
-            "Longest response (tokens)", 2, 100_000, 48, key="probe_max_new_tokens", width=200, persist_state="session"
-        )
-        engine = st.selectbox(
-            "Engine",
-            _engines(),
-            key="probe_engine",
-            width=130,
-            help=ENGINE_HELP,
-            persist_state="session",
-        )
-        temperature = st.number_input(
-            "Temperature", 0.0, 10.0, 0.0, 0.1, key="probe_temperature", width=140, persist_state="session"
-        )
-        device = st.selectbox("Device", ["cpu", "cuda"], key="probe_device", width=120, persist_state="session")
-        dtype = st.selectbox(
-            "Numbers", ["float32", "bfloat16", "float16"], key="probe_dtype", width=140, persist_state="session"
-        )
-    if not all(part.isascii() and part.isdigit() for part in contexts.split(",")):
+        chosen = {name: ask(name, **special.get(name, {})) for name in MEASURED}
+    for name, value in chosen.items():
+        if name != "temperature":
+            asked.add(flag(name), value)
+    if not all(part.isascii() and part.isdigit() for part in chosen["context_tokens"].split(",")):
         asked.problems.append("Context lengths are whole numbers with commas between, for instance 0,1024.")
-    asked.add("--context-tokens", contexts)
-    asked.add("--depth", int(depth))
-    asked.add("--max-new-tokens", int(longest))
-    asked.add("--engine", engine)
-    if temperature:
-        asked.add("--temperature", f"{temperature:g}")
-        if engine != "vllm":
-            _sampling(engine, asked)
-    asked.add("--device", device)
-    asked.add("--dtype", dtype)
+    if chosen["temperature"]:
+        asked.add("--temperature", f"{chosen['temperature']:g}")
+        if chosen["engine"] != "vllm":
+            _sampling(chosen["engine"], asked)
 
 
 def _sampling(engine: str, asked: Asked) -> None:
-    """Of which a temperature of 0 has none. Drafts can be drawn in the real loop only, by one drafter."""
+    """A temperature of 0 has none of these. Drafts can be drawn in the real loop only, by one drafter."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        top_k = st.number_input(
-            "Top k (0: all)", 0, 1_000_000, 0, key="probe_top_k", width=140, persist_state="session"
-        )
-        top_p = st.number_input("Top p", 0.01, 1.0, 1.0, 0.05, key="probe_top_p", width=140, persist_state="session")
-        method = "greedy"
-        if engine == "live":
-            method = st.selectbox(
-                "Drafts",
-                ["greedy", "probabilistic"],
-                key="probe_draft_sample_method",
-                width=160,
-                help="greedy: the drafter's most probable token. probabilistic: drawn from its distribution.",
-                persist_state="session",
-            )
+        top_k, top_p = ask("top_k"), ask("top_p")
+        method = ask("draft_sample_method") if engine == "live" else "greedy"
     if top_k:
-        asked.add("--top-k", int(top_k))
+        asked.add("--top-k", top_k)
     if top_p < 1:
         asked.add("--top-p", f"{top_p:g}")
     if method != "greedy":
         asked.add("--draft-sample-method", method)
         if asked.arguments.count("--drafter") > 1:
             asked.problems.append("With probabilistic drafts each drafter writes its own text: give one drafter.")
-
-
-def _engines() -> list[str]:
-    """What a plan may name, without an engine that is not installed here."""
-    known = get_args(Plan.model_fields["engine"].annotation)
-    return [engine for engine in known if engine != "vllm" or find_spec("vllm") is not None]
 
 
 def _decoded(name: str, content: bytes, asked: Asked) -> str:

@@ -208,7 +208,7 @@ def stale_keys() -> Iterator[None]:
         columns = columns.clamp_max(inputs.token_ids.shape[1] - 1)
         kept = DraftInputs(
             inputs.token_ids.gather(1, columns),
-            inputs.aux[self._rows, columns],
+            inputs.features[self._rows, columns],
             inputs.first + skipped,
             num_written,
             inputs.noise,

@@ -19,8 +19,9 @@ from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.diagnosis import ConditionDiagnosis
 from driftscope.diagnosis.facts import ConditionFacts, run_facts
 from driftscope.diagnosis.intervene import intervene, missing_interventions
-from driftscope.measure import measure
+from driftscope.measure.run import measure
 from driftscope.plan import Plan
+from driftscope.plan_files import read_job
 from driftscope.runs import Run, RunStatus, read_run
 from probes.checkpoint.read import read_spec
 from probes.errors import CheckpointError
@@ -209,7 +210,7 @@ def _run(case: Case, drafters: dict[str, str], folder: Path, options: Options) -
     reference = case.pair.target if case.target_change else None
     missing = missing_interventions(read_run(out), reference_target=reference)
     if missing:
-        job = replace(plan.job()[0], reference_target=reference)
+        job = replace(read_job(plan)[0], reference_target=reference)
         for note in intervene(out, missing, job):
             sys.stderr.write(f"{case.name}: {note}\n")
     return read_run(out)

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from driftscope.plan import COMMAS, Positive
+
 NO_DRAFTER = "none"
 """The variant without speculation."""
 
@@ -14,15 +16,13 @@ MAX_IDLE_LOAD = (
     0.25  # processes that want to run, for each core, before anything is started: above it the machine is busy
 )
 
-Positive = Annotated[int, Field(ge=1)]
-
 
 class BenchOptions(BaseModel):
     """Beside the plan: what is timed, and how often."""
 
     model_config = ConfigDict(frozen=True)
 
-    concurrency: list[Positive] = Field([1, 4, 16], min_length=1)
+    concurrency: Annotated[list[Positive], COMMAS] = Field([1, 4, 16], min_length=1)
     repetitions: Positive = 5
     recording: list[Literal["off", "counts", "default", "heads"]] = Field(["off", "default"], min_length=1)
     is_together: bool = True  # all engines at once, so that repetitions alternate; False: one after the other

@@ -21,6 +21,7 @@ from driftscope.bench.bench_result import MAX_IDLE_LOAD, BenchOptions, BenchResu
 from driftscope.bench.results import Sample, rows_of, unresolved, whole_repetitions
 from driftscope.check.pair import read_pair
 from driftscope.plan import Plan
+from driftscope.plan_files import read_job
 from probes.errors import InputError, quotes_hidden
 
 GPU_MEMORY_SHARE = 0.9  # of the GPU, for all engines together
@@ -37,7 +38,7 @@ def bench(plan: Plan, options: BenchOptions, *, on_status: Callable[[str], None]
     Raises CheckpointError for models that cannot be read, InputError where an engine does not start or ends before.
     """
     with quotes_hidden(plan.keeps_texts_private):
-        job, _ = plan.job()
+        job, _ = read_job(plan)
     for drafter in job.drafters.values():
         read_pair(job.target, drafter)
     load_before = os.getloadavg()[0] / (os.cpu_count() or 1)

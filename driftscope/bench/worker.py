@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftscope.bench.bench_result import NO_DRAFTER, Variant
 from driftscope.plan import Plan, make_plan
+from driftscope.plan_files import read_job
 from probes.errors import quotes_hidden
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def work(job_file: Path) -> None:
     given = json.loads(job_file.read_text())
     plan, variant = make_plan(given["plan"], where="bench"), Variant(**given["variant"])
     with quotes_hidden(plan.keeps_texts_private):
-        job, _ = plan.job()
+        job, _ = read_job(plan)
         prompts = prompts_of_job(job)
     with _engine(job, variant, given["options"]) as running:
         _say(answers, {"prompt_ids": [name for name, _ in prompts], "machine": _machine()})
@@ -124,7 +125,7 @@ def _measure(
 def _machine() -> dict[str, Any]:
     import torch
 
-    from probes.vllm.hooks import vllm_version
+    from probes.vllm.versions import vllm_version
 
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -109,6 +109,11 @@ class Pair:
         return self.files.config
 
     @property
+    def algorithm(self) -> str:
+        """A refused checkpoint counts as what is read most."""
+        return "eagle3" if self.spec is None else self.spec.algorithm
+
+    @property
     def where(self) -> str:
         """The drafter's config.json, for messages."""
         return str(self.files.config_path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from driftscope.check.check_report import Cell, Finding, SettingRow, Severity
 from driftscope.check.definition import Check
 from driftscope.check.engines import ENGINES, Engine, Reading
-from driftscope.check.engines.engine import Readings, rope_key
+from driftscope.check.engines.engine import Readings, rope_key, unknown
 from driftscope.check.pair import Pair
 from probes.checkpoint.spec import FINAL_NORMED, DrafterSpec
 
@@ -121,7 +121,10 @@ def setting_rows(
     pair: Pair, *, is_targets_embedding: bool | None, engines: Sequence[Engine] = ENGINES
 ) -> list[SettingRow]:
     """Every setting by every engine. `is_targets_embedding`: the drafter's own is a copy of it; None: not known."""
-    readings = {engine.name: _of_engine(engine.read(pair)) for engine in engines}
+    readings = {
+        engine.name: _of_engine(engine.read(pair) if pair.algorithm in engine.algorithms else {"weights": unknown()})
+        for engine in engines
+    }
     rows = []
     for setting in SETTINGS:
         value = None if pair.spec is None else setting.of(pair.spec)

@@ -14,17 +14,17 @@ from probes.errors import InputError
 def advise(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A NAME.drift folder.")],
     draft_us: Annotated[
-        str | None, typer.Option(metavar="US", help="Time of one draft step; or of step 1, 2, .. with commas.")
+        str | None, typer.Option(metavar="US", help="Time of one draft step, or of steps 1, 2, ... with commas.")
     ] = None,
     verify_us: Annotated[
-        str | None, typer.Option(metavar="US", help="Time of a verify; or of that for K = 1, 2, .. with commas.")
+        str | None, typer.Option(metavar="US", help="Time of one verify, or for K = 1, 2, ... with commas.")
     ] = None,
     plain_us: Annotated[
-        float | None, typer.Option(metavar="US", help="Time of a step without speculation. [that of a verify]")
+        float | None, typer.Option(metavar="US", help="Time of a step without speculation. [time of a verify]")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Expected speed by depth K against plain decoding, from walk acceptance and what a draft and a verify cost.
+    """Expected speed by depth K against plain decoding, from walk acceptance and the costs of a draft and a verify.
 
     Without costs, measured in the run or given, it says what a draft may cost at most. docs/advise.md has the formula.
     """

@@ -30,7 +30,7 @@ def app_folder() -> Path:
         if (folder / "streamlit_app.py").is_file():
             return folder
     raise InputError(
-        "the app is missing from this installation", code="no_app", where=str(package), remedy="reinstall driftscope"
+        "the app is missing from this installation", code="no_app", where=str(package), remedy="Reinstall driftscope."
     )
 
 
@@ -63,7 +63,7 @@ def app(
     for name in allow_host or ():
         if not _is_host(name):
             raise InputError(
-                "this is no host name",
+                "this is not a host name",
                 code="bad_host",
                 where=name,
                 remedy="Give the name alone, without https:// and port, for instance driftscope.example.org.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftscope.bench.bench_result import BenchResult, Estimate, Ratio, Row
-from driftscope.cli.console import console, printable
+from driftscope.cli.console import console
+from probes.errors import printable
 
 COLUMNS = ("engine", "at once", "user", "speed-up", "all", "speed-up", "recording", "per round", "texts")
 
@@ -40,7 +41,7 @@ def print_result(result: BenchResult) -> None:
 def _warnings(result: BenchResult) -> Sequence[str]:
     if result.ended_early is None:
         return result.warnings
-    return [f"ended early, not all repetitions were made: {printable(result.ended_early)}", *result.warnings]
+    return [f"ended early, some repetitions are missing: {printable(result.ended_early)}", *result.warnings]
 
 
 def _head(result: BenchResult) -> list[str]:

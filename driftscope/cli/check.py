@@ -7,25 +7,22 @@ from typing import Annotated
 
 import typer
 
-from driftscope.cli.console import Json, console, print_json
+from driftscope.cli.console import Json, console, print_json, without_effect
+from driftscope.plan import described
 from probes.errors import InputError
 
 
 def check(
-    target: Annotated[
-        str | None, typer.Argument(help="Folder or Hub id (with @revision) of the target; `demo`: the built-in one.")
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Argument(help="Folder or Hub id of the drafter; `demo:eagle3`, `demo:eagle3.1` are built in.")
-    ] = None,
+    target: Annotated[str | None, typer.Argument(help=described("target"))] = None,
+    drafter: Annotated[str | None, typer.Argument(help=described("drafter"))] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompt file: how much of its text the draft vocabulary covers.")
+        Path | None, typer.Option(help="Prompt file; says how much of its text the draft vocabulary covers.")
     ] = None,
-    prompt_format: Annotated[str | None, typer.Option(help="Format of the prompt file; left out: detected.")] = None,
+    prompt_format: Annotated[str | None, typer.Option(help=described("prompt_format"))] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every check with its id.")] = False,
     json: Json = False,
 ) -> None:
-    """Check a drafter's files against its target and against what engines make of them. No torch, no GPU.
+    """Check a drafter's files against its target and against how engines read them. No torch, no GPU.
 
     Exit codes: 0 clean; 1 a finding of severity warning or above; 2 unusable input.
     """
@@ -37,11 +34,8 @@ def check(
         needs = {"--prompt-format": prompt_format}
     for name, value in needs.items():
         if value is not None:
-            raise InputError(
-                f"{name} has no effect here",
-                code="option_without_effect",
-                where=name,
-                remedy="--list names every check and looks at no files." if list_ else "It is of --prompts: add it.",
+            raise without_effect(
+                name, "--list names every check and looks at no files." if list_ else "It needs --prompts: add that."
             )
     if list_:
         listing = list_checks()

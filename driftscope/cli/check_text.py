@@ -24,7 +24,7 @@ from driftscope.check.check_report import (
     Severity,
 )
 from driftscope.check.table import short_names
-from driftscope.cli.console import printable
+from probes.errors import printable
 
 STYLES = {Severity.error: "bold red", Severity.warning: "bold yellow", Severity.info: "dim"}
 MOST_GROUPS = 12  # rows of one kind in the coverage table

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from driftscope.cli.console import Json, console, print_json
-from probes.errors import InputError
+from driftscope.cli.console import Json, Markdown, console, one_form, print_json, without_effect
 
 
 class ByWord(StrEnum):
-    """What conditions differ in."""
+    """The part of a condition in which the compared ones differ."""
 
     drafter = "drafter"
     system_prompt = "system_prompt"
@@ -23,7 +22,7 @@ class ByWord(StrEnum):
 
 
 class FailOnWord(StrEnum):
-    """What of a difference the gate reads."""
+    """The part of a difference that the gate reads."""
 
     interval = "interval"
     point = "point"
@@ -33,46 +32,39 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="NAME.drift folders; the first is the baseline.")
     ],
-    by: Annotated[ByWord | None, typer.Option(help="Compare conditions that differ in this, not run with run.")] = None,
+    by: Annotated[ByWord | None, typer.Option(help="Compare conditions that differ in this, instead of runs.")] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The baseline's value of --by, or run. [the first]")
+        str | None, typer.Option(metavar="NAME", help="Baseline: a value of --by, or a run. [the first]")
     ] = None,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(metavar="EXPR", help='"METRIC OP NUMBER [absolute|relative]" on candidate - baseline.'),
+        typer.Option(metavar="EXPR", help='Gate on candidate - baseline: "METRIC OP NUMBER [absolute|relative]".'),
     ] = None,
     fail_on: Annotated[
         FailOnWord | None,
         typer.Option(
-            help="With --fail-if: interval, a cell fails when its whole interval satisfies EXPR; or point. [interval]"
+            help="With --fail-if: a cell fails if its whole interval, or its point estimate, satisfies EXPR. [interval]"
         ),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC", help="Also compare this. [tokens_per_round over the walk]")
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="Compare this metric too. [tokens_per_round over the walk]"),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")] = False,
+    markdown: Markdown = False,
     json: Json = False,
 ) -> int:
     """Differences between runs or conditions on the same prompts, paired by prompt, and a gate for CI.
 
-    Exit codes: 0 no gate fails; 1 a gate fails; 2 nothing could be compared, or a gate not decided in any cell.
+    Exit codes: 0 no gate fails; 1 a gate fails; 2 nothing could be compared, or no cell decides a gate.
     docs/compare.md has the metrics, the rule of the gate and a workflow.
     """
     from driftscope.compare import compare as compared
     from driftscope.compare import parse_gate
     from driftscope.runs import read_run
 
-    if json and markdown:
-        raise InputError(
-            "--json and --markdown exclude each other", code="usage", where="command line", remedy="choose one"
-        )
+    one_form(json, markdown)
     if fail_on is not None and not fail_if:
-        raise InputError(
-            "--fail-on has no effect here",
-            code="option_without_effect",
-            where="--fail-on",
-            remedy="It says how --fail-if is read: add that.",
-        )
+        raise without_effect("--fail-on", "It says how --fail-if is read: add --fail-if.")
     gates = [parse_gate(text) for text in fail_if or ()]
     comparison = compared(
         [read_run(run) for run in runs],

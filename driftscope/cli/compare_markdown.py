@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from driftscope.cli import compare_words as words
-from driftscope.cli.console import printable
 from driftscope.compare import Comparison
+from probes.errors import printable
 
 MOST_ROWS = 100
 MOST_NOT_COMPARED = 50

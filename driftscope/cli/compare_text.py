@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from driftscope.cli import compare_words as words
-from driftscope.cli.console import printable
 from driftscope.compare import Comparison, NotCompared
+from probes.errors import printable
 
 MOST_NOT_COMPARED = 12
 

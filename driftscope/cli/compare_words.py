@@ -15,12 +15,12 @@ _HEADS = {"context_tokens": "context"}
 
 
 def columns_of(comparison: Comparison) -> list[str]:
-    """The columns that tell the cells apart; what is the same in all of them stands in `same_everywhere`."""
+    """The columns in which the cells differ; `same_everywhere` has what they share."""
     return [c for c in COLUMNS if len({_values(cell, c) for cell in comparison.cells}) > 1] or ["drafter"]
 
 
 def same_everywhere(comparison: Comparison) -> str:
-    """What every cell has in common, and what in every cell differs from the baseline in the same way."""
+    """Text for what all cells share, and for what differs from the baseline in the same way in all of them."""
     said = []
     for column in COLUMNS:
         new, old = _values(comparison.cells[0], column)
@@ -55,7 +55,7 @@ def condition_words(condition: ComparedCondition) -> str:
 
 
 def verdict(difference: MetricDifference) -> str:
-    """What the interval of the cell by itself says."""
+    """The verdict of one cell's interval, taken by itself."""
     if difference.difference is None:
         return difference.reason or ""
     if difference.low is None or difference.high is None:
@@ -68,7 +68,7 @@ def verdict(difference: MetricDifference) -> str:
 
 
 N_MEANS = (
-    "n: prompts with data on both sides (n/m: of m that both sides have). All numbers of a row are over these n, so a "
+    "n: prompts with data on both sides (n/m: of m that both sides have). All numbers of a row are over these n. So a "
     "baseline may differ from `driftscope show`, which takes all prompts of its condition."
 )
 
@@ -80,7 +80,7 @@ def counts(cell: ComparisonCell, difference: MetricDifference) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """With signs: it is a difference's."""
+    """A difference's interval, with signs."""
     return "" if low is None or high is None else f"{low:+.3f} to {high:+.3f}"
 
 
@@ -135,7 +135,7 @@ def ordered(comparison: Comparison) -> Sequence[int]:
 
 
 def left_out(comparison: Comparison) -> str:
-    """How many prompts take no part and why; empty where all do."""
+    """Says how many prompts take no part and why; empty where all do."""
     sums = {
         "with a degenerate response on either side": sum(c.num_degenerate for c in comparison.cells),
         "on one side only": sum(c.num_unpaired for c in comparison.cells),

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from driftscope.cli.console import printable
 from driftscope.diagnosis.named import Named
+from probes.errors import printable
 
 
 def show_named(named: Sequence[Named]) -> None:
@@ -17,13 +17,13 @@ def show_named(named: Sequence[Named]) -> None:
 
 
 def show(run: Path, foreign: Sequence[Named]) -> None:
-    """What would be loaded, and how to allow it."""
+    """Show what would be loaded, and how to allow it."""
     command = shlex.join(["driftscope", "diagnose", str(run), "--interventions"])
     sys.stderr.write(f"  They would load:\n{_lines(foreign)}  If that is what you want: {printable(command)}\n")
 
 
 def agreed(foreign: Sequence[Named]) -> bool:
-    """Whether the user says yes; False where nobody sits at a terminal."""
+    """True if the user says yes; False where nobody sits at a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     sys.stderr.write(f"The run lacks interventions. They load what the run names:\n{_lines(foreign)}Load it? [y/N] ")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probes.errors import DriftscopeError
+from probes.errors import DriftscopeError, InputError, printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,6 +24,20 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print GitHub-flavoured Markdown.")]
+
+
+def one_form(json: bool, markdown: bool) -> None:
+    """Raises InputError where --json and --markdown are both given."""
+    if json and markdown:
+        raise InputError(
+            "--json and --markdown exclude each other", code="usage", where="command line", remedy="Choose one."
+        )
+
+
+def without_effect(flag: str, remedy: str) -> InputError:
+    """An option that was given and would change nothing."""
+    return InputError(f"{flag} has no effect here", code="option_without_effect", where=flag, remedy=remedy)
 
 
 def print_json(output: BaseModel) -> None:
@@ -38,8 +52,8 @@ def print_json(output: BaseModel) -> None:
 
 
 def console() -> Console:
-    """For text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set. What comes out of files
-    moves no cursor and changes no colour there."""
+    """The console for text on stdout: as wide as the terminal, 100 columns in a pipe, COLUMNS where it is set. Text out of
+    files moves no cursor and changes no colour there."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -52,18 +66,13 @@ def console() -> Console:
     return Clean(width=width, highlight=False)
 
 
-def printable(text: str) -> str:
-    """Text out of files on one line, without control characters and those that turn the reading direction."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
 def printable_lines(text: str) -> str:
     """`printable`, the lines kept apart."""
     return text if text.isprintable() else "\n".join(printable(line) for line in text.split("\n"))
 
 
 def print_error(error: DriftscopeError, *, is_json: bool) -> None:
-    """As an object on stdout with --json, else as text on stderr."""
+    """Print the error: an object on stdout with --json, else text on stderr."""
     if is_json:
         from driftscope.cli.errors import ErrorDetail, ErrorOutput
 

@@ -31,12 +31,12 @@ def export(
     to: Annotated[
         str, typer.Option(metavar="FORMAT", help="parquet, csv (a folder), speculation-profile, speculators-csv.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write: a folder for tables, else a file.")],
-    drafter: Annotated[str | None, typer.Option(help="Only this drafter.")] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="Only this system prompt, by name.")] = None,
-    template: Annotated[str | None, typer.Option(help="Only this template, by name.")] = None,
-    context_tokens: Annotated[int | None, typer.Option(min=0, help="Only this context length.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write for tables, else a file.")],
+    drafter: Annotated[str | None, typer.Option(help="Export only this drafter.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="Export only this system prompt, by name.")] = None,
+    template: Annotated[str | None, typer.Option(help="Export only this template, by name.")] = None,
+    context_tokens: Annotated[int | None, typer.Option(min=0, help="Export only this context length.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing file or folder.")] = False,
     json: Json = False,
 ) -> None:
     """Write a run's rounds and depths as flat tables, or one condition's acceptance for other tools."""

@@ -27,27 +27,27 @@ def import_(
         typer.Argument(help="vLLM or SGLang answers (JSON Lines), AIPerf's profile_export.jsonl, or a /metrics page."),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run's folder, ends in .drift. [runs/FILE.drift]")
+        Path | None, typer.Option("--out", "-o", help="Folder of the run; its name ends in .drift. [runs/FILE.drift]")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", help="vllm, sglang, aiperf, prometheus; left out: detected.")
+        str | None, typer.Option("--from", help="vllm, sglang, aiperf or prometheus; detected if not given.")
     ] = None,
-    drafter: Annotated[str, typer.Option(help="What to call the drafter that was serving.")] = "drafter",
+    drafter: Annotated[str, typer.Option(help="Name of the drafter that was serving.")] = "drafter",
     system_prompt: Annotated[
-        str, typer.Option(help="What to call the system prompt; `prompt` is each request's own.")
+        str, typer.Option(help="Name of the system prompt; `prompt` is each request's own.")
     ] = "prompt",
     depth: Annotated[
-        int | None, typer.Option(min=1, max=64, help="K, drafts in a round, where the file does not say it.")
+        int | None, typer.Option(min=1, max=64, help="K, the number of drafts in a round, if the file does not say it.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of the requests; no file says it.")] = None,
-    model: Annotated[str | None, typer.Option(help="Keep the requests of one model.")] = None,
-    since: Annotated[
-        Path | None, typer.Option(help="An earlier /metrics page of the same server, to be taken off.")
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature of the requests, which no file says.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run, once the new one is complete.")] = False,
+    model: Annotated[str | None, typer.Option(help="Keep only the requests of this model.")] = None,
+    since: Annotated[Path | None, typer.Option(help="Earlier /metrics page of the same server, to subtract.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing run once the new one is complete.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a run out of the acceptance metrics that an engine reports, for show, compare and the app."""
+    """Make a run from the acceptance metrics that an engine reports, for show, compare and the app."""
     from driftscope.import_export import ImportOptions, read_acceptance, store_run
     from driftscope.runs import read_run
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from driftscope.cli.console import console, print_json, printable
+from driftscope.cli.console import console, print_json
 from driftscope.plan import Plan
-from probes.conditions import Progress
-from probes.errors import quotes_hidden
+from probes.conditions import Progress, SelfCheck
+from probes.errors import printable, quotes_hidden
 
 if TYPE_CHECKING:
     from driftscope.runs import Run
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG_SECONDS = 5.0
-"""Without a terminal, progress is said at every new condition and at least so often."""
+"""Without a terminal, a line of progress follows every new condition, and this interval."""
 
 
 class MeasuredRun(BaseModel):
@@ -36,25 +35,12 @@ class MeasuredRun(BaseModel):
     num_depth_rows: int
 
 
-class SelfCheckOutput(BaseModel):
-    """What the run says of itself: `probes.conditions.SelfCheck`."""
-
-    num_texts: int
-    num_identical: int
-    num_first_differences_tied: int
-    max_first_difference_gap: float
-    num_large_gaps: int
-    num_ties: int
-    num_too_short: int
-    notes: list[str] = []  # what was asked for and could not be done
-
-
 class MeasureOutput(BaseModel):
     """`probe --json` and `demo --json`. `self_check` is null when the run was there already."""
 
     schema_version: int = 1
     run: MeasuredRun
-    self_check: SelfCheckOutput | None
+    self_check: SelfCheck | None
 
 
 def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: bool) -> None:
@@ -78,9 +64,9 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
         _say_check(check)
 
 
-def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheckOutput | None:
+def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> SelfCheck | None:
     """Measures what `out` lacks; None when it is complete already."""
-    from driftscope.measure import measure
+    from driftscope.measure.run import measure
     from driftscope.runs.replace import successor
 
     is_there = out.exists() and not overwrite
@@ -104,7 +90,7 @@ def measured_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool) -> Sel
         if is_replaced and successor(out).exists():
             _say(f"{out} is kept as it was. What was measured so far: {successor(out)}")
         raise
-    return SelfCheckOutput(**asdict(check))
+    return check
 
 
 def _is_complete(out: Path, plan: Plan) -> bool:
@@ -169,7 +155,7 @@ def _say(text: str) -> None:
     Console(stderr=True, highlight=False).print(printable(text), soft_wrap=True, markup=False)
 
 
-def _say_check(check: SelfCheckOutput) -> None:
+def _say_check(check: SelfCheck) -> None:
     if check.num_texts:
         _say(
             f"self-check: {check.num_identical} of {check.num_texts} live texts equal plain decoding token for token, "

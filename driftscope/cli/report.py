@@ -24,9 +24,11 @@ class ReportOutput(BaseModel):
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="One or several NAME.drift folders.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="F.html", help="The file to write.")],
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Words of the prompts in the worst rounds.")] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace a file that is no report.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="F.html", help="File to write.")],
+    text: Annotated[
+        bool, typer.Option("--text/--no-text", help="Include words of the prompts in the worst rounds.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option(help="Replace the file even if it is not a report.")] = False,
     json: Json = False,
 ) -> None:
     """Write one HTML file that opens anywhere without a network: verdicts first, then figures, numbers, provenance."""

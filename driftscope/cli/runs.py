@@ -20,7 +20,7 @@ runs = typer.Typer(help="List, recover and verify run folders.", no_args_is_help
 
 @runs.command("list")
 def list_command(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the runs lie.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of runs.")] = Path("runs"),
     json: Json = False,
 ) -> None:
     """The runs in a folder, newest first."""

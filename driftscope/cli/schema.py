@@ -34,7 +34,7 @@ OUTPUTS = {
 
 def schema(
     command: Annotated[
-        list[str] | None, typer.Argument(help="A command's words, e.g. `show` or `runs list`; `error` for failures.")
+        list[str] | None, typer.Argument(help="A command, e.g. `show` or `runs list`; `error` for failures.")
     ] = None,
 ) -> None:
     """Print the JSON schema of a command's --json. Without a command: the commands that have one."""

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run, RunStatus
+from driftscope.runs.info import counted_slots
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
 from probes.record import PromptCondition
@@ -33,9 +34,9 @@ def print_summary(out: Console, run: Run, summary: Summary) -> None:
             _print_depths(out, [c for c in summary.conditions if c.drafter == drafter], depths)
         out.print(
             "\nown: slots of the chain's own drafts. own_excess, sink_deficit: against a query with true features at the "
-            f"same slot. sink: the first {_slots(run.info.sink_slots)}; slot 0 is the pair of the second token and the "
-            "first token's features: the drafter sees the first token through these only. chain_gap: what drafting from "
-            "its own states costs in acceptance."
+            f"same slot. sink: the first {counted_slots(run.info.sink_slots)}; slot 0 is the pair of the second token and "
+            "the first token's features: the drafter sees the first token through these only. chain_gap: what drafting "
+            "from its own states costs in acceptance."
         )
     for warning in _warnings(run, summary):
         out.print(Text("! " + warning, style="yellow"))
@@ -245,10 +246,6 @@ def _num_used(condition: ConditionSummary) -> int:
 def _n(condition: ConditionSummary) -> str:
     used = _num_used(condition)
     return f"{used}" if used == condition.num_prompts else f"{used}/{condition.num_prompts}"
-
-
-def _slots(num: int) -> str:
-    return "slot" if num == 1 else f"{num} slots"
 
 
 def _conditions(num: int) -> str:

@@ -11,8 +11,7 @@ from driftscope.diagnosis.facts import ConditionFacts
 from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_TOKENS
-from probes.interventions.base import PROOF_KINDS
-from probes.interventions.registry import REPLAYED
+from probes.interventions.registry import PROOF_KINDS, REPLAYED
 
 FEEDBACK_WIRING = ("norm_output_", "norm_before_residual_", REPLAYED)
 """Wiring that decides what is fed back; its repair proves a feedback_fault, that of any other a wiring_fault. A replay of

@@ -26,8 +26,7 @@ from driftscope.stats.thresholds import (
     INTERVAL_MIN_PROMPTS,
     VERDICT_MIN_TOKENS,
 )
-from probes.interventions.base import PROOF_KINDS
-from probes.interventions.registry import BASELINE, REPLAYED
+from probes.interventions.registry import BASELINE, PROOF_KINDS, REPLAYED
 from probes.record import ConditionKey
 
 NAMED_BY_CONDITION = ("reference_", REPLAYED)

@@ -27,7 +27,7 @@ from driftscope.runs.interventions import (
 from driftscope.runs.lock import RunLock
 from probes.conditions import Job, Progress
 from probes.errors import InputError
-from probes.interventions.registry import ALL, ENGINE, TARGET, select
+from probes.interventions.registry import ALL, select
 from probes.record import InterventionCounts, PromptRecord, TargetStates
 
 STORE_SECONDS = 30.0
@@ -38,11 +38,10 @@ Texts = Mapping[tuple[str, str, int], Sequence[PromptRecord]]
 
 def missing_interventions(run: Run, *, reference_target: str | None = None) -> list[str]:
     """Ids that were not run to the end on this run; `reference_target` only where one is asked for."""
-    is_replay = run.info.engine == "replay"
-    wanted = [i.id for i in ALL if i not in TARGET and not (is_replay and i in ENGINE)]
+    wanted = [i.id for i in ALL if i.suits(run.info.engine, has_reference=False)]
     missing = [id for id in wanted if id not in run.info.interventions]
     if reference_target is not None and reference_target != run.info.reference_target:
-        missing += [i.id for i in TARGET]
+        missing += [i.id for i in ALL if i.needs_reference]
     return missing
 
 
@@ -77,7 +76,7 @@ def intervene(
     seen. `texts` in place of the stored ones (a run with --no-text has none); `models` where they are loaded already:
     those that measured. Raises InputError where a model cannot be loaded, or `[probe]` is not installed.
     """
-    from driftscope.measure import need_probe_extra
+    from driftscope.measure.describe import need_probe_extra
 
     need_probe_extra()
     run = read_run(path)
@@ -88,7 +87,7 @@ def intervene(
     lasting = [] if models is not None else differences(run, job)
     with RunLock(path):
         notes += lasting + _run(path, run, job, known, models, on_status, on_progress)
-        ids = [i.id for i in select(names) if i not in TARGET or job.reference_target is not None]
+        ids = [i.id for i in select(names) if not i.needs_reference or job.reference_target is not None]
         mark_interventions(path, ids, job.reference_target)
         look_at_files(path, job, lasting)
     return notes
@@ -168,18 +167,18 @@ def _run(
 ) -> list[str]:
     from transformers.utils import logging as transformers_logging
 
+    from probes.interventions.loading import for_interventions
     from probes.interventions.run import Interventions
-    from probes.job.loaded import for_interventions, load_models
+    from probes.job.loaded import load_models
 
     transformers_logging.disable_progress_bar()  # progress is told by the caller
     if models is None:
         on_status("loading target and drafters")
         models = load_models(job)
-    else:
-        models = for_interventions(job, models)
+    models = for_interventions(job, models)
     _check_texts(texts, models.target.config.vocab_size, where=str(path))
     if job.reference_target is not None and job.reference_target != run.info.reference_target:
-        remove_interventions(path, [i.id for i in TARGET])  # they are against another reference
+        remove_interventions(path, [i.id for i in ALL if i.needs_reference])  # they are against another reference
         run = read_run(path)
     done = intervention_keys(run)
     counts: list[InterventionCounts] = []

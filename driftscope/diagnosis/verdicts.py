@@ -12,7 +12,7 @@ from driftscope.diagnosis.evidence import verdict, vocabulary_evidence
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts
 from driftscope.diagnosis.measures import vocabulary_loss
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_ROUNDS, VERDICT_MIN_TOKENS
-from probes.interventions.base import PROOF_KINDS
+from probes.interventions.registry import PROOF_KINDS
 from probes.record import ConditionKey
 
 RULES: tuple[Rule, ...] = (

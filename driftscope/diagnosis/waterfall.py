@@ -47,9 +47,6 @@ class Waterfall:
 
     loss: np.ndarray  # float64 [prompt, part]: lost drafts
     num_rounds: np.ndarray  # int [prompt], those left out not counted
-    num_tokens: np.ndarray  # int [prompt]: accepted_drafts + 1
-    num_possible: np.ndarray  # int [prompt]: sum of K + 1
-    num_left_out: np.ndarray  # int [prompt]
 
 
 def part_of_rounds(
@@ -119,18 +116,8 @@ def collect(
     has_loss = part >= 0
     np.add.at(loss, (prompt[has_loss], part[has_loss]), ((depth - accepted) * weight)[has_loss])
 
-    def total(value: np.ndarray, where: np.ndarray) -> np.ndarray:
-        summed: np.ndarray = np.bincount(prompt[where], (value * weight)[where], num_prompts).astype(np.int64)
-        return summed
-
-    ones = np.ones(len(part))
-    return Waterfall(
-        loss=loss,
-        num_rounds=total(ones, is_kept),
-        num_tokens=total(accepted + 1, is_kept),
-        num_possible=total(depth + 1, is_kept),
-        num_left_out=total(ones, ~is_kept),
-    )
+    kept_rounds = np.bincount(prompt[is_kept], weight[is_kept], num_prompts)
+    return Waterfall(loss=loss, num_rounds=kept_rounds.astype(np.int64))
 
 
 def mean_parts(waterfall: Waterfall) -> dict[str, float]:

@@ -6,14 +6,11 @@ What a source does not say is null, and said in the notes. Why a draft was rejec
 from __future__ import annotations
 
 import hashlib
-import platform
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-import driftscope
 from driftscope.import_export.read import AcceptanceFile
 from driftscope.import_export.request import Request
 from driftscope.runs import DrafterInfo, Provenance, RunInfo, RunWriter, TargetInfo, read_run
@@ -64,11 +61,7 @@ def _info(file: AcceptanceFile, options: ImportOptions, notes: list[str]) -> Run
         plan={"import": {"file": file.path.name, "sha256": digest, "source": file.source, **asdict(options)}},
         target=TargetInfo(name=model),
         drafters=[DrafterInfo(name=options.drafter)],
-        provenance=Provenance(
-            driftscope_version=driftscope.__version__,
-            python_version=platform.python_version(),
-            argv=sys.argv,
-        ),
+        provenance=Provenance.here(),
         notes=notes,
     )
 

@@ -1,6 +1,6 @@
 """Every assistant turn of a conversation as a prompt of its own: the messages before it, and the turn as its response.
 
-Nothing is answered anew here: a turn that cannot be replayed gives no prompt and is said in a note.
+Nothing is answered anew here: a turn that cannot be replayed gives no prompt and is named in a note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SKIPPED_NOTES = {
     REASONING_ANSWER_NOTE: "an assistant turn has reasoning apart, which a template writes in its own way: not replayed",
     ANSWERED_ANEW_NOTE: "no answer text stored: not replayed",
 }
-"""What is said of an answer that cannot be replayed -> the same where the target does not answer in its place."""
+"""Note on an answer that cannot be replayed -> the note where the target does not answer in its place."""
 
 UNASKED_TURN_NOTE = "an assistant turn that no user turn or tool asked for: not replayed"
 OPEN_TURN_NOTE = "the last turn has no answer: not measured, only answers are replayed"
@@ -28,7 +28,7 @@ NOTHING_TO_REPLAY = "no assistant turn that can be replayed"
 def every_assistant_turn(reading: Reading) -> Reading:
     """One line, its prompts `ID/turn1`, `ID/turn2`, ... by the assistant turns' places in the conversation.
 
-    A prompt that came rendered has no turns to tell apart: its response stays the only one.
+    A prompt that came rendered has no separate turns: its response stays the only one.
     """
     prompts: list[PromptInput] = []
     notes = [SKIPPED_NOTES.get(note, note) for note in reading.notes]

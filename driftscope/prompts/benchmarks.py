@@ -1,4 +1,4 @@
-"""What load generators send: vLLM bench custom ({"prompt"}), AIPerf ({"text"}; {"session_id", "turns": [{"text"}]}).
+"""What load generators send, as prompts: vLLM bench custom ({"prompt"}), AIPerf ({"text"} or {"session_id", "turns"}).
 
 Both send their text as one user turn through the chat template. Traces of lengths and hashes without text are refused:
 a made-up text has no acceptance worth measuring.
@@ -94,8 +94,8 @@ def matches_trace(item: Mapping[str, Any]) -> bool:
 
 def read_trace(line: Line) -> Reading:
     raise line.bad(
-        "is of a trace of lengths and hashes (Mooncake): it has no text",
-        remedy="acceptance depends on the text; give the prompts themselves",
+        "is from a trace of lengths and hashes (Mooncake): it has no text",
+        remedy="Give the prompts themselves: acceptance depends on their text.",
     )
 
 
@@ -103,7 +103,7 @@ def _user_turn(line: Line, text: object, key: str, answer: object) -> Reading:
     if not isinstance(text, str) or not text:
         raise line.bad(f"has no text under `{key}`")
     if answer is not None and not isinstance(answer, str):
-        raise line.bad("has an answer that is no text")
+        raise line.bad("has an answer that is not text")
     return prompt_from(
         line,
         [{"role": "user", "content": text}],
@@ -119,5 +119,5 @@ def _token_ids(line: Line, key: str) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(is_token_id(token) for token in value):
-        raise line.bad(f"has `{key}` that is no list of token ids")
+        raise line.bad(f"has `{key}` that is not a list of token ids")
     return tuple(value)

@@ -1,4 +1,4 @@
-"""A list of chat messages from a file -> one prompt, checked: what all formats with messages share.
+"""A list of chat messages from a file -> one prompt, checked: shared by all formats with messages.
 
 A last assistant turn, or an answer that stands beside the messages, is replayed as the response. What cannot be measured
 (images, no user turn) is left out with its reason; what is malformed is an InputError naming the line.
@@ -44,7 +44,7 @@ OPEN_ANSWER = "ends with an assistant turn that is to be continued"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was answered: the text to replay, or the note why there is none to replay."""
+    """An answer: the text to replay, or the note why there is none to replay."""
 
     text: str | None = None
     note: str | None = None
@@ -165,7 +165,7 @@ def _checked(line: Line, messages: object) -> list[dict[str, Any]]:
     turns = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise line.bad(f"has a message {index} that is no object")
+            raise line.bad(f"has a message {index} that is not an object")
         turn = {key: value for key, value in message.items() if key not in ("from", "value") and value is not None}
         role = message.get("role", message.get("from"))
         role = OTHER_NAMES_OF_ROLES.get(role.lower(), role) if isinstance(role, str) else role
@@ -183,7 +183,7 @@ def _objects(line: Line, value: object, name: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise line.bad(f"has {name} that are no list of objects")
+        raise line.bad(f"has {name} that are not a list of objects")
     return value
 
 
@@ -192,5 +192,5 @@ def _options(line: Line, value: object) -> Mapping[str, object]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise line.bad("has chat_template_kwargs that are no object")
+        raise line.bad("has chat_template_kwargs that are not an object")
     return {key: item for key, item in value.items() if item is not None}

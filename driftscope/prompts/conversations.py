@@ -19,7 +19,7 @@ ROLE_MARKER = re.compile(
     r"<\|im_start\|>|<\|start_header_id\|>|<\|start\|>|<start_of_turn>|<\|turn>|\[INST\]|<\|user\|>|<\|assistant\|>"
     r"|<\uff5cUser\uff5c>|<\uff5cAssistant\uff5c>"
 )
-"""What templates open a turn with: text that holds one has been templated already."""
+"""Marks with which templates open a turn: text that holds one is templated already."""
 
 _ANSWER_HEADER = re.compile(
     r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<start_of_turn>model\n"
@@ -31,7 +31,7 @@ _END_OF_ANSWER = re.compile(
 )
 
 EMPTY_CONVERSATION = "an empty conversation"
-WHOLE_TEXT_NOTE = "no answer could be told from the templated text: all of it is the prompt"
+WHOLE_TEXT_NOTE = "no answer was found in the templated text: all of it is the prompt"
 
 
 def matches(item: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-r"""What e-mail addresses, phone numbers, keys, IP addresses and card numbers look like, as patterns and checks.
+r"""The forms of e-mail addresses, phone numbers, keys, IP addresses and card numbers, as patterns and checks.
 
 `FORMS` are tried in order; each is a pattern, the group to be taken out, its kind, and a check where a pattern alone
 would take ordinary text. No pattern takes more than linear time: each repetition is bounded or possessive, and a search

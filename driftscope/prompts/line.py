@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.conditions import PromptInput
-from probes.errors import InputError
+from probes.errors import InputError, printable
 from probes.nested_json import read_json
 
 MAX_LABEL_CHARACTERS = 120
@@ -22,8 +22,8 @@ class Line:
     item: Mapping[str, Any]
     kind: str = "line"  # "line" of JSON Lines or CSV, "item" of a JSON array, "row" of a Parquet file
 
-    def bad(self, what: str, *, remedy: str = "mend or remove it", quote: str = "") -> InputError:
-        """`quote`: what stands there, if that helps; see DriftscopeError."""
+    def bad(self, what: str, *, remedy: str = "Correct or remove it.", quote: str = "") -> InputError:
+        """`quote`: the text found there, if that helps; see DriftscopeError."""
         return bad_line(self.path, self.number, what, kind=self.kind, remedy=remedy, quote=quote)
 
     def keys(self) -> str:
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What became of one line: prompts, or the reason why there is none. `notes`: what was changed or not used."""
+    """Result of one line: prompts, or the reason why there is none. `notes`: what was changed or not used."""
 
     prompts: tuple[PromptInput, ...] = ()
     notes: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def left_out(reason: str) -> Reading:
 
 
 def bad_line(
-    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "mend or remove it", quote: str = ""
+    path: Path, number: int, what: str, *, kind: str = "line", remedy: str = "Correct or remove it.", quote: str = ""
 ) -> InputError:
     where = f"{path}:{number}"
     return InputError(f"{kind} {number} {what}", code="bad_prompt_line", where=where, remedy=remedy, quote=quote)
@@ -71,7 +71,7 @@ def label(text: str) -> str:
     Control characters and marks that turn the writing direction become U+FFFD; what is cut off is replaced by a hash.
     """
     text = text.strip()
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in text[:MAX_LABEL_CHARACTERS])
+    shown = printable(text[:MAX_LABEL_CHARACTERS])
     if len(text) <= MAX_LABEL_CHARACTERS:
         return shown
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]

@@ -1,6 +1,6 @@
-"""What gateways and tracing tools log: LiteLLM payloads and spend logs, Langfuse observations (JSON Lines, CSV, Parquet).
+"""Logs of gateways and tracing tools: LiteLLM payloads and spend logs, Langfuse observations (JSON Lines, CSV, Parquet).
 
-Rows that are no finished text generation are left out by reason; the answer that was given is replayed. Langfuse's
+Rows that are not a finished text generation are left out by reason; the answer that was given is replayed. Langfuse's
 prompt_name and prompt_version name the prompt's own system prompt, "name@version": the condition it is compared by.
 """
 
@@ -23,11 +23,11 @@ CUT_TEXT = "text that LiteLLM cut when storing it"
 REDACTED_TEXT = "text that LiteLLM took out"
 FAILED_CALL = "a call that failed"
 OTHER_CALL = "a call that generates no text"
-OTHER_OBSERVATION = "an observation that is no generation"
+OTHER_OBSERVATION = "an observation that is not a generation"
 NO_INPUT = "a generation without stored input"
 OTHER_INPUT = "an input that holds no messages"
 ANSWERED_ANEW_NOTE = "no answer text stored: the target answers"
-TOOLS_NOTE = "tool definitions in a form that is not known: not rendered"
+TOOLS_NOTE = "tool definitions in an unknown form: not rendered"
 
 
 def matches_litellm(item: Mapping[str, Any]) -> bool:

@@ -44,7 +44,7 @@ def read_batch(line: Line) -> Reading:
         if "response" in line.item:
             raise line.bad(
                 "is the output of a batch: it holds answers without their prompts",
-                remedy="give the batch's input file; `driftscope import` reads acceptance out of answers",
+                remedy="Give the batch's input file; `driftscope import` reads acceptance from answers.",
             )
         raise line.bad("has no request under `body`")
     if isinstance(url, str) and not url.endswith(ENDPOINTS):
@@ -55,7 +55,7 @@ def read_batch(line: Line) -> Reading:
 
 
 def read_request(line: Line) -> Reading:
-    """One request body, told apart by its keys."""
+    """One request body; its keys say which kind it is."""
     if "messages" in line.item:
         return _chat(line)
     if "input" in line.item:
@@ -93,7 +93,7 @@ def _responses(line: Line) -> Reading:
     elif isinstance(given, list):
         for item in given:
             if not isinstance(item, dict):
-                raise line.bad("has an item of `input` that is no object")
+                raise line.bad("has an item of `input` that is not an object")
             kind = item.get("type", "message")
             if kind == "message":
                 messages.append({key: value for key, value in item.items() if key in ("role", "content")})

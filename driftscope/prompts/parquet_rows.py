@@ -17,11 +17,11 @@ from driftscope.prompts.line import Line, bad_line, label
 from probes.errors import InputError
 
 MAX_TEXT_BYTES = 1 << 30
-"""Of all rows: as much as a text file of prompts may have."""
+"""Limit for all rows: that of a text file of prompts."""
 MAX_PACKED_BYTES = 1 << 30
-"""Of all columns' pages, unpacked."""
+"""Limit for the pages of all columns, unpacked."""
 MAX_VALUES = 100_000_000
-"""Of all columns, such as token ids: some gigabytes as Python's objects."""
+"""Limit for all columns, such as token ids: some gigabytes as Python's objects."""
 ROWS_AT_ONCE = 1_000
 TEXT_BYTES_AT_ONCE = 64 << 20
 
@@ -53,7 +53,7 @@ def parquet_rows(path: Path) -> Iterator[Line]:
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise bad_line(
-            path, number + 1, "cannot be read", quote=label(said), kind="row", remedy="write the file anew"
+            path, number + 1, "cannot be read", quote=label(said), kind="row", remedy="Write the file again."
         ) from error
 
 
@@ -70,7 +70,7 @@ def _check_declared(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _text_bytes(array: pa.Array) -> int:
-    """What the texts of an array have together, one that several rows refer to counted for each."""
+    """Size of all texts of an array, one that several rows refer to counted for each."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not (pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)):
@@ -88,5 +88,5 @@ def _text_bytes(array: pa.Array) -> int:
 
 def _too_large(path: Path, what: str) -> InputError:
     return InputError(
-        f"the file has more than {what}", code="file_too_large", where=str(path), remedy="take a sample of it"
+        f"the file has more than {what}", code="file_too_large", where=str(path), remedy="Take a sample of it."
     )

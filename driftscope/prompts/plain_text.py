@@ -11,5 +11,5 @@ from probes.errors import InputError
 
 def read(path: Path, text: str) -> PromptInput:
     if not text.strip():
-        raise InputError("the file is empty", code="no_prompts", where=str(path), remedy="write a prompt into it")
+        raise InputError("the file is empty", code="no_prompts", where=str(path), remedy="Write a prompt into it.")
     return PromptInput(prompt_id=label(path.stem), messages=({"role": "user", "content": text.strip()},))

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from driftscope.prompts import benchmarks, conversations, logs, openai_chat, openai_requests, plain_text, turns
+from driftscope.prompts import plain_text
 from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, every_assistant_turn
-from driftscope.prompts.line import Line, Reading
-from driftscope.prompts.rows import DELIMITERS, check_file, read_lines, read_text
+from driftscope.prompts.formats import FORMATS, TEXT, TEXT_SUFFIXES, Format
+from driftscope.prompts.line import Line
+from driftscope.prompts.rows import check_file, read_lines, read_text
 from probes.conditions import PromptInput
 from probes.errors import InputError
 
-TEXT = "text"
-TEXT_SUFFIXES = (".txt", ".md")
-PROMPT_SUFFIXES = (".jsonl", ".json", *DELIMITERS, ".parquet", *TEXT_SUFFIXES)
-"""How the names of prompt files end. One with another end is read too: as Parquet or JSON, by what it holds."""
 LANGUAGE_KEYS = ("language", "lang", "locale")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """`matches` looks at one parsed object; `read` turns it into prompts, or raises InputError naming the line."""
-
-    name: str
-    matches: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Line], Reading]
-
-
-FORMATS = {
-    name: Format(name=name, matches=matches, read=read)
-    for name, matches, read in (
-        ("openai-batch", openai_requests.matches_batch, openai_requests.read_batch),
-        ("langfuse", logs.matches_langfuse, logs.read_langfuse),
-        ("litellm", logs.matches_litellm, logs.read_litellm),
-        ("openai-chat", openai_chat.matches, openai_chat.read),
-        ("openai-responses", openai_requests.matches_responses, openai_requests.read_request),
-        ("conversations", conversations.matches, conversations.read),
-        ("turns", turns.matches, turns.read),
-        ("aiperf-multi-turn", benchmarks.matches_multi_turn, benchmarks.read_multi_turn),
-        ("preformatted", conversations.matches_preformatted, conversations.read_preformatted),
-        ("aiperf-single-turn", benchmarks.matches_single_turn, benchmarks.read_single_turn),
-        ("token-ids", benchmarks.matches_token_ids, benchmarks.read_token_ids),
-        ("openai-completions", openai_requests.matches_completions, openai_requests.read_request),
-        ("bench-custom", benchmarks.matches_custom, benchmarks.read_custom),
-        ("trace", benchmarks.matches_trace, benchmarks.read_trace),
-    )
-}
-"""Line formats by name, tried in this order on the first object; plain text is told by the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +29,7 @@ class PromptFile:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def report(self) -> list[str]:
-        """What was read, what was left out and why, as sentences."""
+        """Sentences on what was read, what was left out and why."""
         num_forced = sum(prompt.is_forced for prompt in self.prompts)
         head = f"{self.path.name}: {len(self.prompts)} prompts read as {self.format}"
         return [
@@ -92,7 +57,7 @@ def read_prompts(path: Path, *, format: str | None = None, every_turn: bool = Fa
             f"there is no prompt format {format!r}",
             code="unknown_prompt_format",
             where=str(path),
-            remedy=f"one of {', '.join([*FORMATS, TEXT])}, or leave it out to have it detected",
+            remedy=f"Use one of {', '.join([*FORMATS, TEXT])}, or leave it out to have it detected.",
         )
     chosen = FORMATS[format] if format is not None else None
     prompts: list[PromptInput] = []
@@ -117,8 +82,8 @@ def _no_prompts(path: Path, why: str, every_turn: bool) -> InputError:
         f"every line was left out: {why}" if why else "the file holds no prompt",
         code="no_prompts",
         where=str(path),
-        remedy="give a file with at least one prompt that can be measured"
-        + (", or leave --turns all out" if every_turn else ""),
+        remedy="Give a file with at least one prompt that can be measured"
+        + (", or leave out --turns all." if every_turn else "."),
     )
 
 
@@ -135,7 +100,7 @@ def _detected(first: Line) -> Format:
     raise first.bad(
         "has keys that no known format has",
         quote=first.keys(),
-        remedy=f"known: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files",
+        remedy=f"Known formats: {', '.join(FORMATS)} (JSON Lines, a JSON array, CSV or Parquet), and text files.",
     )
 
 
@@ -147,5 +112,5 @@ def _check_ids(path: Path, prompts: list[PromptInput]) -> None:
             quote=repr(prompt_id),
             code="duplicate_prompt_id",
             where=str(path),
-            remedy="give every prompt its own id",
+            remedy="Give every prompt its own id.",
         )

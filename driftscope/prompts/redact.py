@@ -69,7 +69,7 @@ def redact_prompts(prompts: Sequence[PromptInput]) -> tuple[tuple[PromptInput, .
                 "prompts that come as token ids cannot be redacted",
                 code="cannot_redact",
                 where=f"prompt {redact_text(prompt.prompt_id)[0]}",
-                remedy="give them as text, or store hashes only with --no-text",
+                remedy="Give them as text, or store hashes only with --no-text.",
             )
         found: Counter[str] = Counter()
         changed = replace(

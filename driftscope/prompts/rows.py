@@ -32,7 +32,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
         return parquet_rows(path)
     if magic.startswith(GZIP_MAGIC):
-        raise InputError("the file is compressed", code="compressed_file", where=str(path), remedy="unpack it first")
+        raise InputError("the file is compressed", code="compressed_file", where=str(path), remedy="Unpack it first.")
     text = read_text(path)
     delimiter = DELIMITERS.get(path.suffix.lower())
     if delimiter is not None:
@@ -46,32 +46,33 @@ def check_file(path: Path, *, what: str, option: str) -> None:
         check_regular(path)
     except (OSError, ValueError) as error:  # too long for a file's name; a null byte
         raise InputError(
-            f"there is no such {what}", code="file_not_found", where=str(path), remedy=f"check {option}"
+            f"there is no such {what}", code="file_not_found", where=str(path), remedy=f"Check {option}."
         ) from error
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(
             f"the file has more than {MAX_FILE_BYTES >> 20} MiB",
             code="file_too_large",
             where=str(path),
-            remedy="take a sample of it",
+            remedy="Take a sample of it.",
         )
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file, line ends as they are."""
+def read_text(path: Path, what: str = "file", *, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """A UTF-8 text file, line ends as they are. Raises InputError naming the file, and the line that is not UTF-8."""
     try:
-        return read_regular(path, max_bytes=MAX_FILE_BYTES).decode("utf-8-sig")
+        return read_regular(path, max_bytes=max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(
-            f"line {line} is not UTF-8 (byte {error.start})",
+            f"line {line} of the {what} is not UTF-8 (byte {error.start})",
             code="file_not_utf8",
             where=f"{path}:{line}",
-            remedy="convert the file to UTF-8",
+            remedy=f"Convert the {what} to UTF-8.",
         ) from error
-    except OSError as error:
+    except (OSError, ValueError, InputError) as error:  # a null byte in the path; a pipe, a giant
+        reason = error.message if isinstance(error, InputError) else getattr(error, "strerror", None) or error
         raise InputError(
-            f"the file cannot be read: {error.strerror}", code="file_not_readable", where=str(path), remedy="check it"
+            f"the {what} cannot be read: {reason}", code="file_not_readable", where=str(path), remedy="Check the path."
         ) from error
 
 
@@ -96,7 +97,7 @@ def _json_items(path: Path, text: str) -> Iterator[Line]:
 
 
 def _is_open_object(first_line: str) -> bool:
-    """Whether the first line is no more than the beginning of an object that was written over several lines."""
+    """True if the first line only begins an object that spans several lines."""
     try:
         read_json(first_line)
     except json.JSONDecodeError as error:
@@ -119,9 +120,9 @@ def _parsed(path: Path, number: int, raw: str, kind: str) -> Any:
         return read_json(raw)
     except json.JSONDecodeError as error:
         at = number if kind == "line" else error.lineno
-        raise bad_line(path, at, f"is no JSON: {error.msg} (column {error.colno})") from error
+        raise bad_line(path, at, f"is not valid JSON: {error.msg} (column {error.colno})") from error
     except ValueError as error:
-        raise bad_line(path, number, f"is no JSON that can be read: {error}", kind=kind) from error
+        raise bad_line(path, number, f"is JSON that cannot be read: {error}", kind=kind) from error
 
 
 def _line(path: Path, number: int, item: object, kind: str) -> Line:
@@ -140,11 +141,11 @@ def _csv_rows(path: Path, text: str, *, delimiter: str) -> Iterator[Line]:
             if not header:
                 header = cells
                 if len(set(header)) < len(header) or not any(header):
-                    raise bad_line(path, reader.line_num, "is no header of distinct column names")
+                    raise bad_line(path, reader.line_num, "is not a header of distinct column names")
             elif len(cells) > len(header):
                 raise bad_line(path, reader.line_num, f"has {len(cells)} cells, the header {len(header)}")
             elif any(cells):
                 item = {name: cell for name, cell in zip(header, cells, strict=False) if cell}
                 yield Line(path=path, number=reader.line_num, item=item)
     except csv.Error as error:
-        raise bad_line(path, reader.line_num, f"is no CSV: {error}") from error
+        raise bad_line(path, reader.line_num, f"is not valid CSV: {error}") from error

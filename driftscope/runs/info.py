@@ -7,6 +7,8 @@ the file is rewritten. Knows nothing of the parts beside it except their counts.
 from __future__ import annotations
 
 import dataclasses
+import platform
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import driftscope
 from driftscope.runs.files import refuse_links_out, write_bytes_atomically
 from probes.checkpoint.spec import DrafterSpec
 from probes.errors import InputError, RunError
@@ -124,6 +127,12 @@ class Provenance(Stored):
     seed: int | None = None
     argv: list[str] = Field(default_factory=list)
 
+    @classmethod
+    def here(cls, **known: Any) -> Provenance:
+        """Provenance of a run that this process makes; `known`: what else its maker knows."""
+        python = platform.python_version()
+        return cls(driftscope_version=driftscope.__version__, python_version=python, argv=list(sys.argv), **known)
+
 
 class Cost(Stored):
     """What a round costs on the machine that made the run: medians in microseconds (`probes.chain.costs.MeasuredCost`)."""
@@ -189,6 +198,11 @@ class RunInfo(Stored):
     def drafter(self, name: str) -> DrafterInfo | None:
         """The drafter of that name; None when run.json does not describe it."""
         return next((drafter for drafter in self.drafters if drafter.name == name), None)
+
+
+def counted_slots(num: int) -> str:
+    """The sink's size as it follows "the first": `slot`, or `2 slots`."""
+    return "slot" if num == 1 else f"{num} slots"
 
 
 def read_info(run: Path) -> RunInfo:

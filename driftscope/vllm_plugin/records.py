@@ -10,9 +10,9 @@ import numpy as np
 
 from driftscope.vllm_plugin.sampling import UNLABELLED
 from probes.attention.slots import text_regions
-from probes.record import TEXT_REGIONS, PromptRecord, RoundBatch
+from probes.record import TEXT_REGIONS, ConditionKey, PromptRecord, RoundBatch
 from probes.vllm.requests import RequestRounds
-from probes.vllm.to_record import Condition, round_batch
+from probes.vllm.to_record import round_batch
 
 TEMPLATE = "request"
 """The template's name in the run: prompts came rendered."""
@@ -76,8 +76,12 @@ def records_of(
     )
     if num_tokens - num_prompt < 2:
         return prompt, None
-    condition = Condition(drafter=drafter, prompt_id=prompt_id, system_prompt=name, template=TEMPLATE, context_tokens=0)
     batch = round_batch(
-        rounds, condition, num_tokens=num_tokens, in_draft_vocab=in_draft_vocab, norm_output=norm_output
+        rounds,
+        ConditionKey(drafter, name, TEMPLATE, 0),
+        prompt_id,
+        num_tokens=num_tokens,
+        in_draft_vocab=in_draft_vocab,
+        norm_output=norm_output,
     )
     return prompt, batch

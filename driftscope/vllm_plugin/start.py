@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import platform
-import sys
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import driftscope
 from driftscope.vllm_plugin.config import ProductionConfig, read_config
 from probes.errors import DriftscopeError, RunError
 
@@ -53,7 +51,8 @@ class _Production:
 
     def __init__(self, config: ProductionConfig) -> None:
         from driftscope.vllm_plugin.sampling import Sampler
-        from probes.vllm.recorder import RecorderConfig, install
+        from probes.vllm.install import install
+        from probes.vllm.recorder import RecorderConfig
 
         self.config, self.sampler = config, Sampler(config)
         self.session: Session | None = None
@@ -189,12 +188,11 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure import package_versions
-    from driftscope.measure_vllm import HEAD_MEANS, NULLS, add_engine_settings
+    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, package_versions
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
     from probes.record import region_definitions
-    from probes.vllm.hooks import vllm_version
     from probes.vllm.settings import disagreements, runner_settings
+    from probes.vllm.versions import vllm_version
 
     settings = runner_settings(runner)
     text_config = runner.vllm_config.model_config.hf_text_config
@@ -217,13 +215,10 @@ def _run_info(
             vocab_size=text_config.vocab_size,
         ),
         drafters=[DrafterInfo.from_spec(name, path, spec)],
-        provenance=Provenance(
-            driftscope_version=driftscope.__version__,
-            python_version=platform.python_version(),
+        provenance=Provenance.here(
             platform=platform.platform(),
             packages=package_versions(),
             dtype=str(settings["dtype"]),
-            argv=list(sys.argv),
         ),
         region_definitions=region_definitions(config.sink_slots),
         notes=[note, NULLS, *([HEAD_MEANS] if config.level == "default" else [])],

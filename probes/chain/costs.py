@@ -15,7 +15,7 @@ import torch
 
 from probes.chain.draft_loop import DraftInputs, DraftLoop
 from probes.chain.live import Stopwatch
-from probes.chain.step import SlotCache, concat_aux, prefill
+from probes.chain.step import SlotCache, prefill
 from probes.drafter.model import Drafter
 from probes.target.model import Target
 from probes.target.prefix import Prefix
@@ -117,10 +117,10 @@ def _drafting(
     num_tokens = len(prefix.token_ids)
     ids = torch.as_tensor(prefix.token_ids, dtype=torch.int64, device=drafter.norm.weight.device)
     loop = DraftLoop(drafter, [cache] * batch_size, depth=num_steps, num_slots=num_tokens + 2 * depth + 2)
-    last = concat_aux(drafter, prefix.aux, num_tokens - 1, num_tokens)
+    last = drafter.features(prefix.aux, slice(num_tokens - 1, num_tokens))
     inputs = DraftInputs(
         token_ids=ids[-1].expand(batch_size, depth + 1),
-        aux=last.expand(batch_size, depth + 1, -1),
+        features=last.expand(batch_size, depth + 1, -1),
         first=torch.full((batch_size,), num_tokens - 1, device=ids.device),
         num_new=torch.full((batch_size,), depth + 1, device=ids.device),
         noise=None,

@@ -25,8 +25,8 @@ NUM_WARMUPS = 2
 class DraftInputs(NamedTuple):
     """What a round needs. K + 1 columns; those of a row beyond its `num_new` are anything finite."""
 
-    token_ids: Int[Tensor, "row new"]  # x[t+1] of the slots that are new since the last round, and of the start
-    aux: Float[Tensor, "row new fused"]  # g[t], as `Drafter.fuse` reads them
+    token_ids: Int[Tensor, "row slot"]  # x[t+1] of the slots that are new since the last round, and of the start
+    features: Float[Tensor, "row slot _"]  # of those slots
     first: Int[Tensor, "row"]  # the first new slot
     num_new: Int[Tensor, "row"]  # at least 1; the last one is the start t of this round
     noise: Float[Tensor, "row depth draft_vocab"] | None  # exponential, for probabilistic drafts
@@ -61,7 +61,8 @@ class DraftLoop:
         self.drafter, self.depth, self.temperature = drafter, depth, temperature
         device = drafter.norm.weight.device
         self.use_graph = use_graph and device.type == "cuda"
-        self.k, self.v = [], []
+        self.k: list[Float[Tensor, "row kv_head slot head_dim"]] = []
+        self.v: list[Float[Tensor, "row kv_head slot value_dim"]] = []
         for index in range(len(drafter.layers)):
             for buffers, name in ((self.k, "k"), (self.v, "v")):
                 parts = [getattr(cache, name)[index] for cache in caches]  # each [slot, kv_head, head_dim]
@@ -71,9 +72,7 @@ class DraftLoop:
                     buffer[row, :, : len(part)] = part.transpose(0, 1)
                 buffers.append(buffer)
         self._rows = torch.arange(len(caches), device=device)[:, None]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: DraftInputs | None = None
-        self._drafts: Drafts | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, DraftInputs, Drafts] | None = None
 
     def draft(self, inputs: DraftInputs, *, num_slots: int) -> Drafts:
         """`num_slots`: how many first slots any row can look at in this round. A captured round looks at all.
@@ -82,37 +81,35 @@ class DraftLoop:
         """
         if not self.use_graph:
             return self._draft(inputs, num_slots)
-        if self._graph is None:
-            self._capture(inputs)
-        assert self._graph is not None
-        assert self._inputs is not None
-        assert self._drafts is not None
-        for held, given in zip(self._inputs, inputs, strict=True):
-            if held is not None:
+        if self._captured is None:
+            self._captured = self._capture(inputs)
+        graph, kept, drafts = self._captured
+        for held, given in zip(kept, inputs, strict=True):
+            if held is not None and given is not None:
                 held.copy_(given)
-        self._graph.replay()
-        return self._drafts
+        graph.replay()
+        return drafts
 
-    def _capture(self, inputs: DraftInputs) -> None:
+    def _capture(self, inputs: DraftInputs) -> tuple[torch.cuda.CUDAGraph, DraftInputs, Drafts]:
         """A round writes the same slots with the same values however often it runs: warming up changes nothing."""
-        self._inputs = DraftInputs(*(None if x is None else x.clone() for x in inputs))
+        kept = inputs._replace(**{name: x.clone() for name, x in inputs._asdict().items() if x is not None})
         num_slots = self.k[0].shape[2]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(NUM_WARMUPS):
-                self._draft(self._inputs, num_slots)
+                self._draft(kept, num_slots)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._drafts = self._draft(self._inputs, num_slots)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            drafts = self._draft(kept, num_slots)
+        return graph, kept, drafts
 
     def _draft(self, inputs: DraftInputs, num_slots: int) -> Drafts:
         new = torch.arange(inputs.token_ids.shape[1], device=inputs.token_ids.device)
         start = inputs.first + inputs.num_new - 1  # t
-        stream = self._forward(
-            inputs.token_ids, self.drafter.fuse(inputs.aux), inputs.first[:, None] + new, num_slots
-        )  # [row, new, hidden]
+        state = self.drafter.true_state(inputs.features)  # [row, new, hidden]
+        stream = self._forward(inputs.token_ids, state, inputs.first[:, None] + new, num_slots)
         stream = stream[self._rows[:, 0], inputs.num_new - 1]  # [row, hidden]
         rows, tokens, kept = [], [], []
         for k in range(1, self.depth + 1):
@@ -131,13 +128,14 @@ class DraftLoop:
 
     def _forward(
         self,
-        token_ids: Int[Tensor, "row new"],
-        hidden: Float[Tensor, "row new hidden"],
-        slots: Int[Tensor, "row new"],
+        token_ids: Int[Tensor, "row slot"],
+        state: Float[Tensor, "row slot hidden"],
+        slots: Int[Tensor, "row slot"],
         num_slots: int,
-    ) -> Float[Tensor, "row new hidden"]:
+    ) -> Float[Tensor, "row slot hidden"]:
         """The stream after the last layer; keys and values of these slots are written on the way."""
-        embeds, rotation = self.drafter.embed(token_ids), self.drafter.rotation(slots)
+        embeds, hidden = self.drafter.enter(token_ids, state)
+        rotation = self.drafter.rotation(slots)
         slot = torch.arange(num_slots, device=slots.device)
         for index, layer in enumerate(self.drafter.layers):
             q, k, v, residual = layer.project(embeds, hidden, rotation)  # [row, new, head, head_dim]
@@ -151,7 +149,7 @@ class DraftLoop:
                 self.k[index][:, :, :num_slots],
                 self.v[index][:, :, :num_slots],
                 attn_mask=is_seen,
-                scale=layer.head_dim**-0.5,
+                scale=layer.scale,
                 enable_gqa=True,
             )
             hidden = layer.finish(attended.transpose(1, 2).flatten(-2), residual)

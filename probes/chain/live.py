@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -50,29 +51,23 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
-        self.marks: list[torch.cuda.Event | int] = []
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[int] = []
 
     def mark(self) -> None:
         if self.is_cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.marks.append(event)
+            self._events.append(event)
         else:
-            self.marks.append(time.perf_counter_ns())
+            self._times.append(time.perf_counter_ns())
 
     def laps_us(self) -> list[float]:
         """Time between consecutive marks; waits for the device."""
         if self.is_cuda:
             torch.cuda.synchronize()
-            return [a.elapsed_time(b) * 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        return [(b - a) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
-
-
-def run_live(
-    drafter: Drafter, target: Target, prompt: np.ndarray, *, prompt_id: str, **options: object
-) -> tuple[TargetTrace, LiveRounds]:
-    """One request; `options` are those of `run_live_batch`."""
-    return run_live_batch(drafter, target, [prompt], prompt_ids=[prompt_id], **options)[0]  # type: ignore[arg-type]
+            return [a.elapsed_time(b) * 1e3 for a, b in pairwise(self._events)]
+        return [(b - a) / 1e3 for a, b in pairwise(self._times)]
 
 
 def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> bool:
@@ -80,49 +75,45 @@ def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> 
     return target.can_pad(num_tokens) and can_shift((prefix or target.empty_prefix()).cache)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """How the loop drafts, and where its texts end."""
+
+    depth: int
+    max_new_tokens: int
+    sampler: Sampler
+    draft_sample_method: str = "greedy"  # or "probabilistic", which needs a temperature
+    prefix: Prefix | None = None  # the target's part of the prompts' common beginning
+    slots: SlotCache | None = None  # the drafter's
+    use_graph: bool = True  # on a CUDA device, the draft as one captured graph
+
+    @property
+    def is_probabilistic(self) -> bool:
+        return self.draft_sample_method == "probabilistic" and self.sampler.temperature > 0
+
+
 @torch.inference_mode()
 def run_live_batch(
     drafter: Drafter,
     target: Target,
     prompts: Sequence[np.ndarray],
-    *,
     prompt_ids: Sequence[str],
-    depth: int,
-    max_new_tokens: int,
-    sampler: Sampler,
-    draft_sample_method: str = "greedy",
-    prefix: Prefix | None = None,
-    slots: SlotCache | None = None,
-    use_graph: bool = True,
+    options: LiveOptions,
 ) -> list[tuple[TargetTrace, LiveRounds]]:
     """Runs rounds until every response is complete. A last round may run past the end: its tokens are continuation.
 
-    `prefix` and `slots`: the target's and the drafter's part of the prompts' common beginning. `use_graph`: on a CUDA
-    device, the draft as one captured graph. Where `can_batch` says no, requests run one after the other.
-
-    Raises InputError when a text does not fit into the target's positions.
+    Where `can_batch` says no, requests run one after the other. Raises InputError when a text does not fit into the
+    target's positions.
     """
-    most = max(map(len, prompts)) + max_new_tokens + depth + 1
+    most = max(map(len, prompts)) + options.max_new_tokens + options.depth + 1
     target.check_length(most, "a prompt with its response")
-    if len(prompts) > 1 and not can_batch(target, most, prefix):
+    if len(prompts) > 1 and not can_batch(target, most, options.prefix):
         groups = [[row] for row in range(len(prompts))]
     else:
         groups = [list(range(len(prompts)))]
     done = []
     for group in groups:
-        loop = _Loop(
-            drafter,
-            target,
-            [prompts[row] for row in group],
-            [prompt_ids[row] for row in group],
-            depth=depth,
-            max_new_tokens=max_new_tokens,
-            sampler=sampler,
-            is_probabilistic=draft_sample_method == "probabilistic" and sampler.temperature > 0,
-            prefix=target.empty_prefix() if prefix is None else prefix,
-            slots=slots,
-            use_graph=use_graph,
-        )
+        loop = _Loop(drafter, target, [prompts[row] for row in group], [prompt_ids[row] for row in group], options)
         while loop.alive:
             loop.round()
         done += loop.finish()
@@ -138,22 +129,49 @@ class _Loop:
         target: Target,
         prompts: Sequence[np.ndarray],
         prompt_ids: Sequence[str],
-        *,
-        depth: int,
-        max_new_tokens: int,
-        sampler: Sampler,
-        is_probabilistic: bool,
-        prefix: Prefix,
-        slots: SlotCache | None,
-        use_graph: bool,
+        options: LiveOptions,
     ) -> None:
-        self.drafter, self.target, self.sampler, self.prompt_ids = drafter, target, sampler, prompt_ids
-        self.depth, self.is_probabilistic = depth, is_probabilistic
+        self.drafter, self.target, self.prompt_ids, self.options = drafter, target, prompt_ids, options
+        self.depth, self.sampler = options.depth, options.sampler
         self.num_prompt = [len(p) for p in prompts]
-        num_rows, device = len(prompts), target.device
-        num_tokens = max(self.num_prompt) + max_new_tokens + 2 * depth + 2  # a frozen row still reads K + 1 columns
+        # 1) the target reads the prompts; tokens and states have a place for all that is to come
+        logits = self._read_prompts(prompts, target.empty_prefix() if options.prefix is None else options.prefix)
+        # 2) the first token of every response, by plain decoding
+        token = self.sampler(logits, list(zip(prompt_ids, self.num_prompt, strict=True)))  # [row]
+        row = torch.arange(len(prompts), device=target.device)
+        self.tokens[row, torch.tensor(self.num_prompt, device=target.device)] = token
+        self.logits = [[row[None].clone()] for row in logits]  # those of positions P-1, P, ...
+        self.is_stopped = [value in target.stop_ids for value in token.tolist()]
+        ends = zip(self.num_prompt, self.is_stopped, strict=True)
+        self.end = [n + (1 if is_stopped else options.max_new_tokens) for n, is_stopped in ends]  # L, once complete
+        # 3) where each row's first round starts
+        self.start = [n - 1 for n in self.num_prompt]  # t
+        self.first_new = list(self.start)  # the first slot that the drafter has not seen with true features
+        self.alive = [r for r in range(len(prompts)) if self.start[r] < self.end[r] - 2]
+        self.rows.keep(self.alive)
+        self.rounds = [LiveRounds(is_probabilistic=options.is_probabilistic) for _ in prompts]
+        self.clock = Stopwatch(target.device)
+        self.in_round: list[list[int]] = []  # the rows of each round
+        # 4) the drafter reads the prompts
+        self.loop = DraftLoop(
+            drafter,
+            [
+                prefill(drafter, self.tokens[row, :n], {i: a[row] for i, a in self.aux.items()}, cache=options.slots)
+                for row, n in enumerate(self.num_prompt)
+            ],
+            depth=options.depth,
+            num_slots=self.tokens.shape[1],
+            temperature=self.sampler.temperature if options.is_probabilistic else 0.0,
+            use_graph=options.use_graph,
+        )
+
+    def _read_prompts(self, prompts: Sequence[np.ndarray], prefix: Prefix) -> Float[Tensor, "row vocab"]:
+        """Fills `tokens` [row, token] and `aux` [row, token, hidden] -> the logits of each prompt's last position."""
+        num_rows, device = len(prompts), self.target.device
+        # a frozen row still reads K + 1 columns
+        num_tokens = max(self.num_prompt) + self.options.max_new_tokens + 2 * self.depth + 2
         self.tokens = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=device)
-        self.rows = TargetRows(target, prompts, prefix)
+        self.rows = TargetRows(self.target, prompts, prefix)
         logits, states, firsts = self.rows.begin()
         # zeros: what a row has not written yet is read (and thrown away) by the drafter
         self.aux = {i: s.new_zeros(num_rows, num_tokens, s.shape[-1]) for i, s in states.items()}
@@ -164,48 +182,29 @@ class _Loop:
                 if num_shared:
                     self.aux[i][row, :num_shared] = prefix.aux[i]
                 self.aux[i][row, num_shared : len(prompt)] = state[row, first:]
-        token = sampler(logits, list(zip(prompt_ids, self.num_prompt, strict=True)))
-        self.tokens[torch.arange(num_rows, device=device), torch.tensor(self.num_prompt, device=device)] = token
-        self.logits = [[row[None].clone()] for row in logits]  # those of positions P-1, P, ...
-        self.is_stopped = [value in target.stop_ids for value in token.tolist()]
-        ends = zip(self.num_prompt, self.is_stopped, strict=True)
-        self.end = [n + (1 if is_stopped else max_new_tokens) for n, is_stopped in ends]  # L, once it is complete
-        self.start = [n - 1 for n in self.num_prompt]  # t
-        self.first_new = list(self.start)  # the first slot that the drafter has not seen with true features
-        self.alive = [row for row in range(num_rows) if self.start[row] < self.end[row] - 2]
-        self.rows.keep(self.alive)
-        self.rounds = [LiveRounds(is_probabilistic=is_probabilistic) for _ in prompts]
-        self.clock = Stopwatch(device)
-        self.in_round: list[list[int]] = []  # the rows of each round
-        self.loop = DraftLoop(
-            drafter,
-            [
-                prefill(drafter, self.tokens[row, :n], {i: a[row] for i, a in self.aux.items()}, cache=slots)
-                for row, n in enumerate(self.num_prompt)
-            ],
-            depth=depth,
-            num_slots=num_tokens,
-            temperature=sampler.temperature if is_probabilistic else 0.0,
-            use_graph=use_graph,
-        )
+        return logits
 
     def round(self) -> None:
         """One draft and one verify of every request that goes on."""
         depth, alive, device = self.depth, self.alive, self.target.device
+        # 1) draft: all K steps, of every row
         self.clock.mark()
         drafts = self.loop.draft(self._inputs(), num_slots=max(self.start) + depth + 2)
         self.clock.mark()
-        row = torch.tensor(alive, device=device)[:, None]
-        start = torch.tensor([self.start[r] for r in alive], device=device)[:, None]
-        column = start + 1 + torch.arange(depth + 1, device=device)  # the K + 1 positions that are verified
-        draft_row, draft_token = drafts.row[row[:, 0]], drafts.token[row[:, 0]]
+        row = torch.tensor(alive, device=device)[:, None]  # [alive, 1]
+        draft_row, draft_token = drafts.row[row[:, 0]], drafts.token[row[:, 0]]  # [alive, depth]
+        # 2) verify: the last token and the drafts in one pass of the target
+        start = torch.tensor([self.start[r] for r in alive], device=device)[:, None]  # [alive, 1]
         logits, states = self.rows.extend(torch.cat([self.tokens[row, start + 1], draft_token], dim=1))
         keys = [[(self.prompt_ids[r], self.start[r] + 2 + k) for k in range(depth + 1)] for r in alive]
         verified = self._verify(logits, draft_row, draft_token, drafts.logits, keys)
+        # 3) write down tokens and states of all K + 1 positions; what was rejected is overwritten by the next round
+        column = start + 1 + torch.arange(depth + 1, device=device)  # [alive, K + 1]
         self.tokens[row, column + 1] = verified.emitted
         for i, state in states.items():
             self.aux[i][row, column] = state
         accepted = self._advance(alive, logits, draft_row, verified)
+        # 4) go on with the rows that are not complete, without what was rejected
         self.alive = [r for r in alive if self.start[r] < self.end[r] - 2]
         going_on = [place for place, r in enumerate(alive) if r in self.alive]
         self.rows.keep(going_on)
@@ -220,10 +219,9 @@ class _Loop:
         num_new = torch.tensor([t - f + 1 for t, f in zip(self.start, self.first_new, strict=True)], device=device)
         slot = first[:, None] + torch.arange(self.depth + 1, device=device)
         row = torch.arange(num_rows, device=device)[:, None]
-        dtype = self.drafter.norm.weight.dtype
-        aux = torch.cat([self.aux[i][row, slot].to(dtype) for i in self.drafter.spec.aux_layer_ids], dim=-1)
+        features = self.drafter.features(self.aux, (row, slot))  # [row, K + 1, ...]
         noise = None
-        if self.is_probabilistic:
+        if self.options.is_probabilistic:
             keys = [
                 (name, t + 2 + k)
                 for name, t in zip(self.prompt_ids, self.start, strict=True)
@@ -231,11 +229,11 @@ class _Loop:
             ]
             noise = self.sampler.exponential(self.drafter.spec.draft_vocab_size, keys, device, stream=DRAFT_STREAM)
             noise = noise.view(num_rows, self.depth, -1)
-        return DraftInputs(self.tokens.gather(1, slot + 1), aux, first, num_new, noise)
+        return DraftInputs(self.tokens.gather(1, slot + 1), features, first, num_new, noise)
 
     def _verify(
         self,
-        logits: Float[Tensor, "row position vocab"],
+        logits: Float[Tensor, "row token vocab"],
         draft_row: Int[Tensor, "row depth"],
         draft_token: Int[Tensor, "row depth"],
         draft_logits: Tensor | None,

@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from probes.attention.masses import OwnChain
 from probes.attention.slots import slot_regions
-from probes.chain.rounds import Drafted, Fresh, fresh_pass, measure_rounds, record_rounds
+from probes.chain.drafted import Drafted, Fresh, fresh_pass
+from probes.chain.rounds import measure_rounds, record_rounds
 from probes.chain.step import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.errors import InputError
@@ -91,7 +93,7 @@ def draft_chains(
     drafter: Drafter,
     trace: TargetTrace,
     cache: SlotCache,
-    regions: UInt8[Tensor, "slot"],
+    regions: UInt8[Tensor, "token"],
     span: tuple[int, int],
     depth: int,
     *,
@@ -107,7 +109,8 @@ def draft_chains(
     rotation = drafter.rotation(torch.arange(first, last + depth, device=trace.token_ids.device))
     fresh = fresh_pass(drafter, trace, cache, regions, first=first, last=last_fresh, depth=depth, rotation=rotation)
     here = slice(0, last - first + 1)
-    drafted, feedback, own = fresh.drafted.take(here), fresh.output.feedback[here], ()
+    drafted, feedback = fresh.drafted.take(here), fresh.output.feedback[here]
+    own: tuple[OwnChain, ...] = ()
     drafts: list[Drafted] = []
     for k in range(depth):
         if k > 0:

@@ -6,132 +6,23 @@ Shared by replay and live, which differ only in where the chains start. Knows no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from probes.attention.masses import recent_masses
 from probes.attention.slots import SLOT_REGIONS
-from probes.chain.step import SlotCache, StepOutput, concat_aux, step
+from probes.chain.drafted import STEP_COLUMNS, Drafted, Fresh
 from probes.chain.target_columns import target_columns
-from probes.drafter.layers.llama import Rotation
 from probes.drafter.model import Drafter
 from probes.errors import SelfCheckError
-from probes.record import NUM_CANDIDATES, REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target.attention import TargetMasses, compared_masses, jensen_shannon
 from probes.target.trace import TIE_LOGIT_GAP, TargetTrace
-from probes.target.vocab_rows import row_statistics
 
-STEP_COLUMNS = (
-    "hidden_in_norm",
-    "hidden_out_norm",
-    "hidden_feedback_norm",
-    "branch_norm_attn",
-    "branch_norm_mlp",
-    "input_share_embed",
-)
 MASS_SUM_TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """One depth of R chains: the drafts, and the step's measurements with rounds as first axis."""
-
-    row: Int[Tensor, "round"]  # of the draft vocabulary
-    token: Int[Tensor, "round"]  # target id
-    logits: Float[Tensor, "round draft_vocab"]  # as the drafter gives them, over the temperature when T > 0
-    lse: Float[Tensor, "round"]  # of the logits, float32
-    logit_gap: Float[Tensor, "round"]  # by which the draft leads the best other one; below 0 when it is not the best
-    columns: dict[str, Tensor]
-    """name -> [round, ...]: STEP_COLUMNS, mass, own, entropy, top, top_id, draft_logit and draft_entropy. `top` and
-    `draft_logit` are over the temperature when T > 0, `top_id` rows of the draft vocabulary."""
-
-    @classmethod
-    def from_step(cls, drafter: Drafter, output: StepOutput, *, temperature: float = 0.0) -> Drafted:
-        """The most probable tokens as drafts.
-
-        q = softmax(logits / temperature), at temperature 0 of the raw logits; no top-k, no top-p (vLLM's rule).
-        """
-        logits = output.logits if temperature in (0.0, 1.0) else output.logits.float() / temperature
-        found = row_statistics(logits, NUM_CANDIDATES)
-        row, logit = found.top_id[:, 0], found.top[:, 0]
-        gap = logit - found.top[:, 1]
-        columns = {name: getattr(output, name) for name in STEP_COLUMNS}
-        for name in ("mass", "own", "entropy"):  # [round, layer, head, ...]
-            of_layers = [getattr(m, name) for m in output.masses]
-            columns[name] = of_layers[0][:, None] if len(of_layers) == 1 else torch.stack(of_layers, dim=1)
-        columns |= {"top": found.top, "top_id": found.top_id, "draft_logit": logit, "draft_entropy": found.entropy}
-        return cls(
-            row=row,
-            token=drafter.to_target_ids(row),
-            logits=logits,
-            lse=found.lse,
-            logit_gap=gap * temperature if temperature else gap,
-            columns=columns,
-        )
-
-    def with_drafts(self, drafter: Drafter, row: Int[Tensor, "round"], *, temperature: float = 0.0) -> Drafted:
-        """The same step, had it drafted these rows of the draft vocabulary in place of the most probable."""
-        logit = self.logits.gather(1, row[:, None])[:, 0].float()
-        below = logit - self.columns["draft_logit"]
-        return replace(
-            self,
-            row=row,
-            token=drafter.to_target_ids(row),
-            logit_gap=torch.where(row == self.row, self.logit_gap, below * temperature if temperature else below),
-            columns=self.columns | {"draft_logit": logit},
-        )
-
-    def take(self, rows: Int[Tensor, "round"] | slice) -> Drafted:
-        columns = {name: value[rows] for name, value in self.columns.items()}
-        return Drafted(*(getattr(self, name)[rows] for name in _DRAFTED), columns)
-
-
-_DRAFTED = ("row", "token", "logits", "lse", "logit_gap")
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """Depth 1 with true features at the slots first, first+1, ...: every start, and what later depths compare with."""
-
-    first: int
-    output: StepOutput
-    drafted: Drafted
-    recent: Float[Tensor, "slot depth layer head"]  # mass on the k-1 slots up to this one
-
-
-def fresh_pass(
-    drafter: Drafter,
-    trace: TargetTrace,
-    cache: SlotCache,
-    regions: UInt8[Tensor, "slot"],
-    *,
-    first: int,
-    last: int,
-    depth: int,
-    rotation: Rotation | None = None,
-) -> Fresh:
-    """Depth 1 at the slots first .. last; `cache` holds at least these slots. `rotation`: as `step` takes it."""
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
-    output = step(drafter, cache, regions, trace.token_ids[first + 1 : last + 2], fused, start=first, rotation=rotation)
-    slots = torch.arange(first, last + 1, device=trace.token_ids.device)
-    recent = [
-        recent_masses(
-            output.queries[i],
-            cache.k[i],
-            slots,
-            output.masses[i].lse,
-            scale=layer.head_dim**-0.5,
-            window=layer.window,
-            depth=depth,
-        )
-        for i, layer in enumerate(drafter.layers)
-    ]
-    drafted = Drafted.from_step(drafter, output, temperature=trace.temperature)
-    return Fresh(first, output, drafted, torch.stack(recent, dim=2))
 
 
 @dataclass(frozen=True)
@@ -224,74 +115,88 @@ def measure_rounds(
     `span`: the first and the last start, known to the host. Nothing here waits for the device. Of drafts that were drawn
     (`is_greedy` False) none is a tie, and whether the fresh argmax is right says nothing about them: null.
     """
-    depth = len(drafts)
-    token = torch.stack([d.token for d in drafts], dim=1)
-    labels = label(drafter, trace, starts, token)
-
-    def over_depth(name: str) -> Tensor:
-        values = [d.columns[name] for d in drafts]
-        # one axis behind the round's: with more of them torch copies depth by depth
-        return torch.stack([v.reshape(len(v), -1) for v in values], dim=1).view(-1, depth, *values[0].shape[1:])
-
-    mass, own = over_depth("mass"), over_depth("own")
-    by_region = mass.permute(4, 0, 1, 2, 3).contiguous()  # [region and current, round, depth, layer, head]
-    least, largest = (mass.sum(dim=-1) + own).flatten(1).aminmax(dim=1)
-    top, draft_logit = over_depth("top"), over_depth("draft_logit")
-    lse = torch.stack([d.lse for d in drafts], dim=1)
-    # the true-feature query at slot t+k-1; beyond the text there is none
-    slot = starts[:, None] + torch.arange(depth, device=starts.device) - fresh.first
-    has_fresh = slot < len(fresh.drafted.row)
-    slot = slot.clamp_max(len(fresh.drafted.row) - 1)
-    depth_index = torch.arange(depth, device=starts.device).expand_as(slot)
-
-    def where_fresh(value: Tensor) -> Tensor:
-        return torch.where(has_fresh.view(*has_fresh.shape, *(1 for _ in value.shape[2:])), value, torch.nan)
-
-    recent = where_fresh(fresh.recent[slot, depth_index])
-    fresh_sink = where_fresh(fresh.drafted.columns["mass"][..., 0][slot])
-    fresh_token = torch.where(has_fresh, fresh.drafted.token[slot], -1)
-    next_position = starts[:, None] + torch.arange(2, depth + 2, device=starts.device)
-    has_next = next_position < len(trace.token_ids)
-    text_token = trace.token_ids[next_position.clamp_max(len(trace.token_ids) - 1)]
-    shares = drafter.shares(
-        torch.cat([trace.aux[i][starts].to(drafter.norm.weight.dtype) for i in drafter.spec.aux_layer_ids], dim=-1)
-    )
-    gap = torch.stack([d.logit_gap for d in drafts], dim=1)
-    columns = {
+    # 1) what was drafted, and what the target says of it
+    labels = label(drafter, trace, starts, torch.stack([d.token for d in drafts], dim=1))
+    columns: dict[str, Tensor | None] = {
         "accepted_drafts": labels.accepted.sum(dim=1, dtype=torch.int32),
         "has_all_labels": labels.has_all_labels,
-        "is_tie": (gap < TIE_LOGIT_GAP) & is_greedy & (labels.reason != RejectionReason.not_reached),
-        "fusion_share": shares.share,
-        "fusion_share_bias": shares.share_bias,
-        "fusion_energy": shares.energy,
-        "aux_norm": shares.aux_norm,
-        "draft_token": token.int(),
-        "draft_prob": (draft_logit - lse).exp(),
-        "draft_entropy": over_depth("draft_entropy"),
-        "target_token": labels.expected.int(),
-        **target_columns(drafter, trace, starts, span, drafts, labels.has_label),
         "accepted": torch.where(labels.has_label, labels.accepted.to(torch.int8), -1),
         "rejection_reason": labels.reason.to(torch.uint8),
-        "fresh_token": fresh_token.int(),
-        "fresh_right": torch.where(has_fresh & has_next & is_greedy, (fresh_token == text_token).to(torch.int8), -1),
-        "target_divergence": None
-        if target_attention is None
-        else target_divergence(drafter, trace, starts, labels, mass, own, target_attention),
-        "recent_mass": recent,
-        "own_excess": own - recent,
-        "sink_deficit": fresh_sink - by_region[0],
-        "attention_entropy": over_depth("entropy"),
-        "draft_top_token": drafter.to_target_ids(over_depth("top_id")).int(),
-        "draft_top_prob": (top - lse[..., None]).exp().half(),
-        **{name: over_depth(name) for name in STEP_COLUMNS},
-        "mass_sum": torch.stack([least, largest], dim=1),
-        "mass/own": own,
-        **{f"mass/{name}": of_region for name, of_region in zip((*SLOT_REGIONS, "current"), by_region, strict=True)},
+        "target_token": labels.expected.int(),
+        **target_columns(drafter, trace, starts, span, drafts, labels.has_label),
+        **_draft_columns(drafter, drafts, labels, is_greedy),
     }
+    # 2) what the drafter read: the target's states at the start, and where it looked at each depth
+    columns |= drafter.feature_columns(drafter.features(trace.aux, starts))
+    mass, own = _over_depth(drafts, "mass"), _over_depth(drafts, "own")  # [round, depth, layer, head, ...]
+    by_region = mass.permute(4, 0, 1, 2, 3).contiguous()  # [region and current, round, depth, layer, head]
+    columns |= {f"mass/{name}": values for name, values in zip((*SLOT_REGIONS, "current"), by_region, strict=True)}
+    columns |= {"mass/own": own, "attention_entropy": _over_depth(drafts, "entropy")}
+    columns["mass_sum"] = torch.stack((mass.sum(dim=-1) + own).flatten(1).aminmax(dim=1), dim=1)
+    # 3) what it would have drafted and where looked with true features at the same slots
+    columns |= _fresh_columns(trace, starts, fresh, by_region[0], own, is_greedy)
+    # 4) where the target looked
+    if target_attention is not None:
+        divergence = target_divergence(drafter, trace, starts, labels, mass, own, target_attention)
+        columns["target_divergence"] = divergence
     return {
         name: value.float() if value.is_floating_point() else value
         for name, value in columns.items()
         if value is not None
+    }
+
+
+def _over_depth(drafts: list[Drafted], name: str) -> Shaped[Tensor, "round depth ..."]:
+    """A column of every depth's step."""
+    values = [d.columns[name] for d in drafts]
+    # one axis behind the round's: with more of them torch copies depth by depth
+    return torch.stack([v.reshape(len(v), -1) for v in values], dim=1).view(-1, len(drafts), *values[0].shape[1:])
+
+
+def _draft_columns(drafter: Drafter, drafts: list[Drafted], labels: Labels, is_greedy: bool) -> dict[str, Tensor]:
+    """The drafts and their probabilities, and what their steps measured beside attention."""
+    lse = torch.stack([d.lse for d in drafts], dim=1)  # [round, depth]
+    gap = torch.stack([d.logit_gap for d in drafts], dim=1)
+    return {
+        "draft_token": torch.stack([d.token for d in drafts], dim=1).int(),
+        "draft_prob": (_over_depth(drafts, "draft_logit") - lse).exp(),
+        "draft_entropy": _over_depth(drafts, "draft_entropy"),
+        "draft_top_token": drafter.to_target_ids(_over_depth(drafts, "top_id")).int(),
+        "draft_top_prob": (_over_depth(drafts, "top") - lse[..., None]).exp().half(),
+        "is_tie": (gap < TIE_LOGIT_GAP) & is_greedy & (labels.reason != RejectionReason.not_reached),
+        **{name: _over_depth(drafts, name) for name in STEP_COLUMNS if name in drafts[0].columns},
+    }
+
+
+def _fresh_columns(
+    trace: TargetTrace,
+    starts: Int[Tensor, "round"],
+    fresh: Fresh,
+    sink: Float[Tensor, "round depth layer head"],
+    own: Float[Tensor, "round depth layer head"],
+    is_greedy: bool,
+) -> dict[str, Tensor]:
+    """Depth k beside the true-feature query at the same slot t+k-1; beyond the text there is none."""
+    depth = own.shape[1]
+    slot = starts[:, None] + torch.arange(depth, device=starts.device) - fresh.first  # [round, depth]
+    has_fresh = slot < len(fresh.drafted.row)
+    slot = slot.clamp_max(len(fresh.drafted.row) - 1)
+
+    def where_fresh(value: Float[Tensor, "round depth layer head"]) -> Float[Tensor, "round depth layer head"]:
+        return torch.where(has_fresh[..., None, None], value, torch.nan)
+
+    recent = where_fresh(fresh.recent[slot, torch.arange(depth, device=starts.device).expand_as(slot)])
+    fresh_sink = where_fresh(fresh.drafted.columns["mass"][..., 0][slot])
+    token = torch.where(has_fresh, fresh.drafted.token[slot], -1)
+    next_position = starts[:, None] + torch.arange(2, depth + 2, device=starts.device)
+    has_next = next_position < len(trace.token_ids)
+    text_token = trace.token_ids[next_position.clamp_max(len(trace.token_ids) - 1)]
+    return {
+        "recent_mass": recent,
+        "own_excess": own - recent,
+        "sink_deficit": fresh_sink - sink,
+        "fresh_token": token.int(),
+        "fresh_right": torch.where(has_fresh & has_next & is_greedy, (token == text_token).to(torch.int8), -1),
     }
 
 
@@ -368,7 +273,7 @@ def target_divergence(
     depth = mass.shape[1]
     index = starts[:, None] + torch.arange(1, depth + 1, device=starts.device) - (trace.num_prompt_tokens - 1)
     columns = []
-    for theirs in [*(target.by_layer.get(i - 1) for i in drafter.spec.aux_layer_ids), target.full_mean]:
+    for theirs in [*(target.by_layer.get(i - 1) for i in drafter.boundary_ids(drafter.spec)), target.full_mean]:
         if theirs is None:
             columns.append(torch.full(index.shape, torch.nan, device=index.device))
         else:

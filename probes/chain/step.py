@@ -6,7 +6,6 @@ last verified slot at t0 + i. Knows nothing of targets, acceptance or what is ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,17 +16,13 @@ from probes.attention.band import Band
 from probes.attention.kernel import attend
 from probes.attention.masses import Masses, OwnChain, attend_regions, merge_chain, merge_own, own_logits
 from probes.attention.slots import SLOT_REGIONS
-from probes.drafter.layers.llama import Rotation
-from probes.drafter.model import Drafter
+from probes.checkpoint.rope import LENGTH_DEPENDENT_ROPE
+from probes.drafter.layers.llama import LlamaDrafterLayer, Rotation
+from probes.drafter.model import Drafter, TargetStates
 from probes.errors import InputError
-
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 PREFILL_CHUNK_SLOTS = 4096
 """Slots whose fused states are held together: memory, nothing else."""
-
-AuxStates = Mapping[int, Float[Tensor, "slot target_hidden"]]
-"""Target states by boundary id, from slot 0."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class SlotCache:
     """Keys and values of the true-feature slots 0 .. num_slots-1, for each layer."""
 
     k: tuple[Float[Tensor, "slot kv_head head_dim"], ...]
-    v: tuple[Float[Tensor, "slot kv_head head_dim"], ...]
+    v: tuple[Float[Tensor, "slot kv_head value_dim"], ...]
 
     @property
     def num_slots(self) -> int:
@@ -72,12 +67,6 @@ def _by_layer(values: list[Tensor]) -> Float[Tensor, "query layer"]:
     return values[0][:, None] if len(values) == 1 else torch.stack(values, dim=-1)
 
 
-def concat_aux(drafter: Drafter, aux: AuxStates, first: int, last: int) -> Float[Tensor, "slot fused"]:
-    """The drafter's captured states of the slots first .. last-1, low to high layer, in the drafter's dtype."""
-    dtype = drafter.norm.weight.dtype
-    return torch.cat([aux[i][first:last].to(dtype) for i in drafter.spec.aux_layer_ids], dim=-1)
-
-
 def check_length(drafter: Drafter, num_slots: int) -> None:
     """Refuses rope whose frequencies change with the text's length: stored keys would be inexact."""
     rope = drafter.spec.rope_parameters
@@ -92,7 +81,7 @@ def check_length(drafter: Drafter, num_slots: int) -> None:
 
 
 def prefill(
-    drafter: Drafter, token_ids: Int[Tensor, "token"], aux: AuxStates, *, cache: SlotCache | None = None
+    drafter: Drafter, token_ids: Int[Tensor, "token"], aux: TargetStates, *, cache: SlotCache | None = None
 ) -> SlotCache:
     """Keys and values of all slots that `token_ids` allows: slot t pairs x[t+1] with g[t], so len(token_ids) - 1 slots.
 
@@ -107,11 +96,11 @@ def prefill(
 
 
 def _extend(
-    drafter: Drafter, token_ids: Tensor, aux: AuxStates, first: int, last: int, cache: SlotCache | None
+    drafter: Drafter, token_ids: Tensor, aux: TargetStates, first: int, last: int, cache: SlotCache | None
 ) -> SlotCache:
     """The slots first .. last-1 behind those of `cache`."""
-    embeds = drafter.embed(token_ids[first + 1 : last + 1])
-    hidden = drafter.fuse(concat_aux(drafter, aux, first, last))
+    state = drafter.true_state(drafter.features(aux, slice(first, last)))  # [slot, hidden]
+    embeds, hidden = drafter.enter(token_ids[first + 1 : last + 1], state)
     rotation = drafter.rotation(torch.arange(first, last, device=token_ids.device))
     keys, values = [], []
     for index, layer in enumerate(drafter.layers):
@@ -123,7 +112,7 @@ def _extend(
         values.append(v)
         if index + 1 < len(drafter.layers):
             band = Band.causal(first, query_position=first, window=layer.window)
-            attended, _ = attend(projected.q, k, v, band, layer.head_dim**-0.5)
+            attended, _ = attend(projected.q, k, v, band, layer.scale)
             hidden = layer.finish(attended.flatten(-2), projected.residual)
     return SlotCache(tuple(keys), tuple(values))
 
@@ -131,83 +120,99 @@ def _extend(
 def step(
     drafter: Drafter,
     cache: SlotCache,
-    regions: UInt8[Tensor, "slot"] | None,
+    regions: UInt8[Tensor, "token"] | None,
     token_ids: Int[Tensor, "query"],
-    hidden: Float[Tensor, "query hidden"],
+    state: Float[Tensor, "query hidden"],
     *,
     start: int,
     own: tuple[OwnChain, ...] | None = None,
     depth: int | None = None,
     rotation: Rotation | None = None,
 ) -> StepOutput:
-    """One drafter step for the chains that start at t = start, start+1, ...
+    """One drafter step for the chains that start at t = start, start+1, ... True slots are seen up to t.
 
-    Depth 1 (`own` is None): `token_ids` = x[t+1], `hidden` = f[t], each query stands at its slot t and sees the true slots
-    up to t. Depth k: `token_ids` = the draft of depth k-1, `hidden` = the state fed back, `own` = the chain's slots so far;
-    each query stands at t+k-1, sees the true slots up to t, and its own chain, its own new slot included.
-
-    Without `regions` (`slot_regions`) nothing is measured but norms: for chains of which only the drafts matter. `depth` is
-    needed only where `own` does not hold the whole chain (an intervention that hides a part of it). `rotation`: of the
-    positions start, start+1, ... as far as the last query stands, for chains that would compute them at every depth.
+    Depth 1 (`own` is None): each query stands at its slot t, of x[t+1] (`token_ids`) and the slot's true `state`. Depth k:
+    at t+k-1, of the draft of depth k-1 and the state fed back; it sees its own chain too, the new slot included.
+    Without `regions` (`slot_regions`) only norms are measured. `depth`: where `own` does not hold the whole chain (an
+    intervention hides a part). `rotation`: of the positions from `start` on, the same for all depths.
     """
-    num_queries = len(token_ids)
+    # 1) where the queries stand
     if depth is None:
         depth = 1 if own is None else 2 + (own[0].k.shape[1] if own else 0)
     position = start + depth - 1
-    embeds = drafter.embed(token_ids)
-    if rotation is None:
-        rotation = drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))
-    else:
-        rotation = rotation[0][depth - 1 : depth - 1 + num_queries], rotation[1][depth - 1 : depth - 1 + num_queries]
-    norms: dict[str, list[Tensor]] = {"in": [], "attn": [], "mlp": [], "out": []}
-    masses, queries, chains = [], [], []
-    input_share = None
+    rotation = _rotation(drafter, rotation, position, start, token_ids)
+    # 2) the layers
+    embeds, hidden = drafter.enter(token_ids, state)  # both [query, hidden]
+    norms, masses, queries, chains, input_share = [], [], [], [], None
     for index, layer in enumerate(drafter.layers):
-        norms["in"].append(_norm(hidden))
-        scale = layer.head_dim**-0.5
         x, residual = layer.read(embeds, hidden)
         projected = layer.products(x)
         if index == 0 and regions is not None:
-            input_share = layer.embed_share(x, projected)
-        q, k, v = layer.heads(projected, rotation)
+            input_share = drafter.embed_share(embeds, state, x, projected)
+        q, k, v = layer.heads(projected, rotation)  # [query, head or kv_head, head_dim]
+        chain = None if own is None else _extended(own[index] if own else None, k, v)
         band = Band.causal(start, query_position=position, window=layer.window)
-        chain = None
-        if own is not None:
-            before = own[index] if own else None
-            chain = OwnChain(
-                k[:, None] if before is None else torch.cat([before.k, k[:, None]], dim=1),
-                v[:, None] if before is None else torch.cat([before.v, v[:, None]], dim=1),
-            )
-            chains.append(chain)
-        k_true, v_true = cache.k[index], cache.v[index]
-        if regions is None:
-            out, lse = attend(q, k_true, v_true, band, scale)
-            if chain is not None:
-                out = merge_own(out, lse, own_logits(q, chain, scale, layer.window), chain)
-        else:
-            seen = attend_regions(q, k_true, v_true, regions, len(SLOT_REGIONS), band, scale)
-            out, mass = merge_chain(q, seen, chain, scale, layer.window)
-            masses.append(mass)
-        queries.append(q)
-        attn = layer.attention_branch(out.flatten(-2))
+        attended, seen = _attend(layer, q, cache.k[index], cache.v[index], chain, band, regions)
+        attn = layer.attention_branch(attended.flatten(-2))  # [query, head * value_dim] -> [query, hidden]
         stream = residual + attn
         mlp = layer.mlp_branch(stream)
-        hidden = stream + mlp
-        norms["attn"].append(_norm(attn))
-        norms["mlp"].append(_norm(mlp))
-        norms["out"].append(_norm(hidden))
+        entered, hidden = hidden, stream + mlp
+        norms.append([_norm(x) for x in (entered, attn, mlp, hidden)])
+        queries.append(q)
+        masses += [] if seen is None else [seen]
+        chains += [] if chain is None else [chain]
+    # 3) the logits, and what the next depth reads
     logits, feedback = drafter.predict(hidden)
-    feedback_norm = norms["out"][-1] if feedback is hidden else _norm(feedback)
+    norm_in, norm_attn, norm_mlp, norm_out = (_by_layer(list(of_layers)) for of_layers in zip(*norms, strict=True))
     return StepOutput(
         logits=logits,
         feedback=feedback,
         own=tuple(chains),
-        hidden_in_norm=_by_layer(norms["in"]),
-        hidden_out_norm=_by_layer(norms["out"]),
-        hidden_feedback_norm=feedback_norm,
-        branch_norm_attn=_by_layer(norms["attn"]),
-        branch_norm_mlp=_by_layer(norms["mlp"]),
+        hidden_in_norm=norm_in,
+        hidden_out_norm=norm_out,
+        hidden_feedback_norm=norms[-1][-1] if feedback is hidden else _norm(feedback),
+        branch_norm_attn=norm_attn,
+        branch_norm_mlp=norm_mlp,
         input_share_embed=input_share,
         masses=tuple(masses),
         queries=tuple(queries),
     )
+
+
+def _rotation(
+    drafter: Drafter, given: Rotation | None, position: int, start: int, token_ids: Int[Tensor, "query"]
+) -> tuple[Float[Tensor, "query head_dim"], Float[Tensor, "query head_dim"]]:
+    """Of the queries, the first of which stands at `position`; a part of `given`, which begins at `start`."""
+    num_queries = len(token_ids)
+    if given is None:
+        return drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))
+    cos, sin = (x[position - start : position - start + num_queries] for x in given)
+    return cos, sin
+
+
+def _extended(
+    before: OwnChain | None, k: Float[Tensor, "query kv_head head_dim"], v: Float[Tensor, "query kv_head value_dim"]
+) -> OwnChain:
+    """The chain's own slots with the new one behind them."""
+    if before is None:
+        return OwnChain(k[:, None], v[:, None])
+    return OwnChain(torch.cat([before.k, k[:, None]], dim=1), torch.cat([before.v, v[:, None]], dim=1))
+
+
+def _attend(
+    layer: LlamaDrafterLayer,
+    q: Float[Tensor, "query head head_dim"],
+    k: Float[Tensor, "slot kv_head head_dim"],
+    v: Float[Tensor, "slot kv_head value_dim"],
+    chain: OwnChain | None,
+    band: Band,
+    regions: UInt8[Tensor, "token"] | None,
+) -> tuple[Float[Tensor, "query head value_dim"], Masses | None]:
+    """One softmax over the band of true slots and the own chain; where it looks only with `regions`."""
+    if regions is not None:
+        seen = attend_regions(q, k, v, regions, len(SLOT_REGIONS), band, layer.scale)
+        return merge_chain(q, seen, chain, layer.scale, layer.window)
+    out, lse = attend(q, k, v, band, layer.scale)
+    if chain is not None:
+        out = merge_own(out, lse, own_logits(q, chain, layer.scale, layer.window), chain)
+    return out, None

@@ -23,12 +23,12 @@ DRAFT_STREAM, ACCEPT_STREAM, RESIDUAL_STREAM = "/draft", "/accept", "/residual"
 
 class Verified(NamedTuple):
     accepted: Int[Tensor, "row"]  # leading drafts
-    emitted: Int[Tensor, "row position"]  # K + 1 columns; those behind the accepted drafts and one more mean nothing
+    emitted: Int[Tensor, "row token"]  # K + 1 columns; those behind the accepted drafts and one more mean nothing
 
 
 def by_equality(
     sampler: Sampler,
-    logits: Float[Tensor, "row position vocab"],
+    logits: Float[Tensor, "row token vocab"],
     draft_token: Int[Tensor, "row depth"],
     keys: Sequence[Sequence[Key]],
 ) -> Verified:
@@ -40,7 +40,7 @@ def by_equality(
 
 def by_rejection(
     sampler: Sampler,
-    logits: Float[Tensor, "row position vocab"],
+    logits: Float[Tensor, "row token vocab"],
     draft_token: Int[Tensor, "row depth"],
     draft_row: Int[Tensor, "row depth"],
     draft_logits: Float[Tensor, "row depth draft_vocab"],

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from probes.checkpoint.layout import FAMILY_MARKS, FAMILY_SHAPES
+from probes.checkpoint.families import FAMILIES, REFUSED
 from probes.checkpoint.producer import AuxIdConvention, AuxIdKey, Producer
 from probes.checkpoint.producers import all_producers
 from probes.checkpoint.read import FIXED_SETTINGS, OVERRIDABLE
-from probes.checkpoint.unsupported import KINDS
 
 HEAD = """\
 # Checkpoints
@@ -37,11 +36,12 @@ TAIL = """\
 ## Adding a producer
 
 One file in `probes/checkpoint/producers/` that exports `PRODUCER`; nothing else imports it by name. Its layout goes into
-`tests/checkpoint_writers.py`, and the tests above run it. A new layer family also needs its shapes and marks in
-`probes/checkpoint/layout.py` and its layer in `probes/drafter/` with a row in `LAYER_FAMILIES`.
+`tests/checkpoint_writers.py`, and the tests above run it. A new layer family is a row in `probes/checkpoint/families.py`
+and its layer in `probes/drafter/layers/` with a row there; a new algorithm is a row in `probes/checkpoint/algorithms.py`
+and its class in `probes/drafter/algorithms/` with a row there.
 """
 DEFAULT_IDS = "no ids: 2, n//2, n-3"
-MARKS_FAMILY = {"llama": "none of the other families' tensors"}
+NO_MARKS = "none of the other families' tensors"
 
 
 def checkpoints_document() -> str:
@@ -50,13 +50,10 @@ def checkpoints_document() -> str:
     producers = _table(("producer", "reads", "flags", "assumed", "tested against"), rows)
     families = _table(
         ("family", "seen by"),
-        [
-            (f"`{name}`", ", ".join(f"`*{mark}*`" for mark in FAMILY_MARKS.get(name, ())) or MARKS_FAMILY[name])
-            for name in FAMILY_SHAPES
-        ],
+        [(f"`{name}`", ", ".join(f"`*{mark}*`" for mark in row.marks) or NO_MARKS) for name, row in FAMILIES.items()],
     )
     fixed = "\n".join(f"- `{key}` other than `{_json(value)}`" for key, value in sorted(FIXED_SETTINGS.items()))
-    refused = "\n".join(f"- {kind.what}" for kind in KINDS)
+    refused = "\n".join(f"- {kind.what}" for kind in REFUSED)
     overridable = ", ".join(f"`{name}`" for name in sorted(OVERRIDABLE))
     return "\n".join(
         [

@@ -22,6 +22,7 @@ from probes.checkpoint.safetensors_file import (
     open_file,
     read_header,
     refuse_lfs_pointer,
+    unreadable,
 )
 from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
@@ -149,7 +150,7 @@ def file_hashes(path_or_id: str) -> dict[str, str]:
             with open_file(path) as file:
                 hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     return hashes
 
 
@@ -161,7 +162,7 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     except FileNotFoundError as error:
         raise _not_found(str(path), "no such file") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     refuse_lfs_pointer(path, text)
     if len(text) > max_bytes:
         raise _bad_json(path, f"it is larger than {max_bytes} bytes")
@@ -286,15 +287,6 @@ def _not_found(where: str, what: str) -> CheckpointError:
         code="checkpoint_not_found",
         where=where,
         remedy="Give a local folder or a Hub id (owner/name, owner/name@revision)",
-    )
-
-
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"cannot be read: {error.strerror or error}",
-        code="file_unreadable",
-        where=str(path),
-        remedy="Check the file's permissions and the disk",
     )
 
 

@@ -1,19 +1,19 @@
-"""Canonical tensor names and the shape each must have; what is missing, mis-shaped or unused. One row per layer family.
+"""Canonical tensor names and the shape each must have; what is missing, mis-shaped or unused.
 
-Knows the finished DrafterSpec and the files' headers, no data. A new family is a row of FAMILY_SHAPES and FAMILY_MARKS
-here and one of `probes.drafter.model.LAYER_FAMILIES`.
+Knows the finished DrafterSpec and the files' headers, no data; `families` and `algorithms` say which tensors there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
+from probes.checkpoint.algorithms import LAYOUTS
+from probes.checkpoint.families import DEFAULT_FAMILY, FAMILIES, Shapes
 from probes.checkpoint.producer import Producer
 from probes.checkpoint.safetensors_file import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.errors import CheckpointError
 
-Shapes = dict[str, tuple[int, ...]]
 MAX_NAMED = 5  # tensors named in one message
 
 
@@ -37,7 +37,7 @@ def canonical_names(names: Iterable[str], producer: Producer, *, where: str) -> 
 
 def expected_shapes(spec: DrafterSpec) -> Shapes:
     """Every tensor the forward pass needs from the checkpoint, with its shape."""
-    hidden, fused = spec.hidden_size, spec.num_aux * spec.target_hidden_size
+    hidden = spec.hidden_size
     shapes: Shapes = {"norm.weight": (hidden,)}
     if spec.has_own_embedding:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
@@ -45,64 +45,21 @@ def expected_shapes(spec: DrafterSpec) -> Shapes:
         shapes["lm_head.weight"] = (spec.draft_vocab_size, hidden)
     if spec.has_vocab_map:
         shapes["d2t"] = (spec.draft_vocab_size,)
-    if spec.has_fc:
-        shapes["fc.weight"] = (hidden, fused)
-    if spec.has_fc_bias:
-        shapes["fc.bias"] = (hidden,)
-    if spec.norm_before_fc:
-        shapes["input_norm.weight"] = (fused,)
-    if spec.has_fc_norm:
-        shapes |= {f"fc_norm.{i}.weight": (spec.target_hidden_size,) for i in range(spec.num_aux)}
+    layout = LAYOUTS[spec.algorithm]
     for index in range(spec.num_layers):
-        shapes |= FAMILY_SHAPES[spec.family](spec, index)
-    return shapes
-
-
-def _llama_layer_shapes(spec: DrafterSpec, index: int) -> Shapes:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    read = 2 * hidden if index == 0 else hidden  # layer 0 reads [embedding, state]
-    shapes: Shapes = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q_size, read),
-        "self_attn.k_proj.weight": (kv_size, read),
-        "self_attn.v_proj.weight": (kv_size, read),
-        "self_attn.o_proj.weight": (hidden, q_size),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    if index == 0 and spec.has_hidden_norm:
-        shapes["hidden_norm.weight"] = (hidden,)
-    if spec.attention_bias:
-        shapes |= {f"self_attn.{x}_proj.bias": (size,) for x, size in (("q", q_size), ("k", kv_size), ("v", kv_size))}
-    if spec.has_o_proj_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
-
-
-def _qwen3_layer_shapes(spec: DrafterSpec, index: int) -> Shapes:
-    """Llama's, and a norm over each head of q and k."""
-    norms = {f"layers.{index}.self_attn.{x}_norm.weight": (spec.head_dim,) for x in ("q", "k")}
-    return _llama_layer_shapes(spec, index) | norms
-
-
-FAMILY_SHAPES: dict[str, Callable[[DrafterSpec, int], Shapes]] = {
-    "llama": _llama_layer_shapes,
-    "qwen3": _qwen3_layer_shapes,
-}
-FAMILY_MARKS: dict[str, tuple[str, ...]] = {"qwen3": (".self_attn.q_norm.", ".self_attn.k_norm.")}
-"""Parts of a tensor's name that only this family's layers have; without any the family is llama."""
+        num_read = 2 * hidden if index == 0 and layout.reads_embedding else hidden
+        layer = FAMILIES[spec.family].shapes(spec, num_read)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes | layout.input_shapes(spec)
 
 
 def marked_family(names: Iterable[str]) -> tuple[str, str | None]:
     """The layer family that these tensor names show, and the first name that shows it."""
     for name in names:
-        for family, marks in FAMILY_MARKS.items():
-            if any(mark in name for mark in marks):
+        for family, row in FAMILIES.items():
+            if any(mark in name for mark in row.marks):
                 return family, name
-    return "llama", None
+    return DEFAULT_FAMILY, None
 
 
 def check_tensors(

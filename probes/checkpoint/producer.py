@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from probes.checkpoint.families import UNREAD_PARTS
 from probes.checkpoint.spec import DrafterSpec, Origin, Source
 
 Config = Mapping[str, object]
-
-UNREAD_PARTS = ("kv_a_proj_with_mqa", "kv_b_proj", "mask_hidden", "eh_proj", "medusa_", "mlp.experts.")
-"""Parts of a tensor's name that no drafter read here has: MLA, parallel drafting, MTP, Medusa, mixture of experts."""
 
 TESTED_IN_VLLM = "vLLM 0.32: its own module on these files computes the same states and logits"
 
@@ -72,6 +70,7 @@ class Producer:
     """One producer's layout. The last group of fields is for people: docs/checkpoints.md is made of it."""
 
     name: str
+    algorithm: str = "eagle3"  # a row of `algorithms.LAYOUTS`
     score: Callable[[Config, frozenset[str]], int]
     """(config, tensor names) -> 0 when it is not this producer's, else how sure: below 10 the names alone speak for it,
     10 config.json too, 20 and more a mark that only this producer leaves."""
@@ -81,7 +80,7 @@ class Producer:
     """Where layer ids may stand, first wins."""
     aliases: Mapping[str, str] | None = None
     """Setting -> this producer's own key for it."""
-    renames: tuple[tuple[str, str], ...] = ()
+    renames: tuple[tuple[str, str], ...] = ((r"^midlayer\.", "layers.0."),)
     """(regular expression, replacement) from the file's tensor names to canonical ones, all applied in order."""
     harmless_tensors: tuple[str, ...] = (ROTARY_TABLES,)
     """Regular expressions of tensors in the file that the forward pass does not need."""

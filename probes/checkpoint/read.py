@@ -15,10 +15,11 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from probes.checkpoint.algorithms import LAYOUTS
 from probes.checkpoint.collector import Collector
+from probes.checkpoint.families import DEFAULT_FAMILY, FAMILIES, FAMILY_OF_CLASS
 from probes.checkpoint.files import CheckpointFiles, open_checkpoint
-from probes.checkpoint.inputs import read_inputs
-from probes.checkpoint.layout import FAMILY_SHAPES, canonical_names, check_tensors, marked_family
+from probes.checkpoint.layout import canonical_names, check_tensors, marked_family
 from probes.checkpoint.producer import Producer, architectures
 from probes.checkpoint.producers import choose_producer
 from probes.checkpoint.rope import read_rope
@@ -49,9 +50,6 @@ FIXED_SETTINGS: dict[str, object] = {
     "eagle_aux_injection_mode": "fused_fc",  # forks of AngelSlim
 }
 """Settings that would change the forward pass and have one supported value."""
-
-FAMILY_CLASSES = {"Eagle3Qwen3ForCausalLM": "qwen3"}
-"""Architectures that make an engine build another layer than Llama's (vLLM's registry)."""
 
 ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"})
 LLAMA_DEFAULTS = "transformers LlamaConfig"
@@ -107,11 +105,12 @@ class _Reader(Collector):
     def spec(self) -> DrafterSpec:
         named = Value(value=self.producer.name, origin=self.producer.origin(self.files.config))
         self.put("producer", named)
+        self.put("algorithm", Value(value=self.producer.algorithm, origin=named.origin))
         self._family()
         self._refuse_variants()
         self._sizes()
         self._layers()
-        read_inputs(
+        LAYOUTS[self.producer.algorithm].read_inputs(
             self,
             config=self.files.config,
             producer=self.producer,
@@ -136,10 +135,10 @@ class _Reader(Collector):
         built = (
             kind
             if isinstance(layer, Mapping)
-            else next((FAMILY_CLASSES[a] for a in claimed if a in FAMILY_CLASSES), "llama")
+            else next((FAMILY_OF_CLASS[a] for a in claimed if a in FAMILY_OF_CLASS), DEFAULT_FAMILY)
         )
         family, mark = marked_family(self.tensors)
-        if mark is None and isinstance(built, str) and built in FAMILY_SHAPES:
+        if mark is None and isinstance(built, str) and built in FAMILIES:
             family = built  # its tensors, if they are absent, will be reported as missing
         if mark is not None:
             self.from_tensor("family", family, mark)
@@ -148,7 +147,7 @@ class _Reader(Collector):
                     "family_disagrees",
                     "warning",
                     f"the tensor `{self.tensors[mark].name}` makes this a {family} layer, but engines build a "
-                    f"{built or 'llama'} layer by config.json, without it; the tensors count",
+                    f"{built or DEFAULT_FAMILY} layer by config.json, without it; the tensors count",
                     "Set architectures (speculators: transformer_layer_config.model_type) to the layer that was trained",
                 )
             return

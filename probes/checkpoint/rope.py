@@ -16,6 +16,8 @@ from probes.errors import CheckpointError
 
 DEFAULT_THETA = 10000.0
 DEFAULT_DETAIL = "no rope_theta in the draft config: 10000 (transformers LlamaConfig, SafeAILab cnets.py)"
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Types whose frequencies change with the text's length: stored keys are then not those of a replay."""
 NEEDED_NUMBERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

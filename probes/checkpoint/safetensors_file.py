@@ -141,7 +141,7 @@ def read_header(file: WeightFile) -> dict[str, TensorEntry]:
             raise _broken(path, f"the header needs {8 + length} bytes, the file has {size}", "truncated")
         text = file.read(8, length)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return _parse_header(file, text, data_start=8 + length, size=size)
 
 
@@ -171,7 +171,7 @@ def _data(entry: TensorEntry, offset: int, num_bytes: int) -> bytes:
     try:
         data = entry.data.read(entry.start + offset, num_bytes) if num_bytes else b""
     except OSError as error:
-        raise _unreadable(entry.path, error) from error
+        raise unreadable(entry.path, error) from error
     if len(data) != num_bytes:
         raise _broken(entry.path, f"the data of `{entry.name}` ends early", "truncated")
     return data
@@ -247,7 +247,7 @@ def _broken(path: Path, what: str, code: str) -> CheckpointError:
     return CheckpointError(message, code=code, where=str(path), remedy=remedy)
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
+def unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"cannot be read: {error.strerror or error}",
         code="file_unreadable",

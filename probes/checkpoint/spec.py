@@ -56,6 +56,7 @@ class DrafterSpec:
     """Everything that the forward pass depends on (each origin is in `origins`)."""
 
     producer: str  # "safeailab" | "specforge" | "speculators" | ...
+    algorithm: str = "eagle3"  # how a chain is drafted and fed back
     family: str = "llama"  # which decoder layer
     num_layers: int = 1
     hidden_size: int
@@ -99,5 +100,6 @@ class DrafterSpec:
 
     @property
     def kind(self) -> str:
-        """ "eagle3.1" when states are normed before fc and the post-norm state is fed back, else "eagle3"."""
-        return "eagle3.1" if self.norm_output and (self.has_fc_norm or self.norm_before_fc) else "eagle3"
+        """The algorithm; "eagle3.1" when states are normed before fc and the post-norm state is fed back."""
+        is_3_1 = self.algorithm == "eagle3" and self.norm_output and (self.has_fc_norm or self.norm_before_fc)
+        return "eagle3.1" if is_3_1 else self.algorithm

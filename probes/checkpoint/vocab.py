@@ -6,6 +6,7 @@ Engines check nothing; a wrong map costs almost all acceptance without an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from probes.checkpoint.spec import Finding
 from probes.errors import CheckpointError
 
 MIN_EQUAL_PAIRS = 4  # of neighbouring rows of lm_head: fewer could be unused ids with the same initial weights
+
+STORE_OFFSETS = "Store d2t - arange(len(d2t)); every engine adds the row number"
 
 IntArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,97 +34,70 @@ def check_vocab_map(
         if draft_vocab_size == vocab_size:
             return []
         hint = "t2d is there: d2t = nonzero(t2d) - arange" if in_t2d is not None else "Copy d2t from training"
-        return [
-            _finding(
-                "d2t_missing",
-                f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: engines take the first "
-                f"{draft_vocab_size} target ids, almost surely not what was trained",
-                where,
-                hint,
-            )
-        ]
+        first = f"engines take the first {draft_vocab_size} target ids, almost surely not what was trained"
+        what = f"no d2t, but only {draft_vocab_size} of {vocab_size} ids are drafted: {first}"
+        return [_finding("d2t_missing", what, where, hint)]
     d2t = d2t.astype(np.int64)
-    is_rising = bool(np.all(d2t[1:] > d2t[:-1]))
     ids = np.arange(draft_vocab_size, dtype=np.int64) + np.clip(d2t, -vocab_size, vocab_size)  # clipped: no overflow
+    _check_range(d2t, ids, vocab_size, where)
+    return list(_doubts(d2t, ids, in_t2d, vocab_size, where))
+
+
+def _is_rising(d2t: IntArray) -> bool:
+    return bool(np.all(d2t[1:] > d2t[:-1]))
+
+
+def _check_range(d2t: IntArray, ids: IntArray, vocab_size: int, where: str) -> None:
+    """Raises CheckpointError where a row's target id is none of the target's."""
     outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
-        if is_rising and d2t[0] >= 0 and d2t[-1] < vocab_size:
-            raise CheckpointError(
-                f"d2t holds target ids, not offsets: row {row} would mean target id {row + int(d2t[row])} of {vocab_size}",
-                code="d2t_absolute",
-                where=where,
-                remedy="Store d2t - arange(len(d2t)); every engine adds the row number",
-            )
+    if not outside.any():
+        return
+    row = int(np.flatnonzero(outside)[0])
+    if _is_rising(d2t) and d2t[0] >= 0 and d2t[-1] < vocab_size:
         raise CheckpointError(
-            f"d2t leads outside the target's vocabulary at {int(outside.sum())} of {draft_vocab_size} rows, first at "
-            f"row {row}: {row} + {int(d2t[row])} is not in 0..{vocab_size - 1}",
-            code="d2t_out_of_range",
+            f"d2t holds target ids, not offsets: row {row} would mean target id {row + int(d2t[row])} of {vocab_size}",
+            code="d2t_absolute",
             where=where,
-            remedy="Copy d2t from training again; check that this is the drafter's target",
+            remedy=STORE_OFFSETS,
         )
-    findings = []
+    raise CheckpointError(
+        f"d2t leads outside the target's vocabulary at {int(outside.sum())} of {len(ids)} rows, first at "
+        f"row {row}: {row} + {int(d2t[row])} is not in 0..{vocab_size - 1}",
+        code="d2t_out_of_range",
+        where=where,
+        remedy="Copy d2t from training again; check that this is the drafter's target",
+    )
+
+
+def _doubts(d2t: IntArray, ids: IntArray, in_t2d: IntArray | None, vocab_size: int, where: str) -> Iterator[Finding]:
+    """What is wrong with a map whose target `ids` [draft_vocab] are all the target's; `in_t2d`: those that t2d marks."""
+    size, num_reached = len(ids), len(np.unique(ids))
     is_consistent = in_t2d is not None and np.array_equal(in_t2d, np.sort(ids))
-    if in_t2d is not None and not is_consistent:
-        if np.array_equal(in_t2d, d2t):
-            findings.append(
-                _finding(
-                    "d2t_absolute",
-                    "d2t holds target ids, not offsets: it equals the ids marked in t2d",
-                    where,
-                    "Store d2t - arange(len(d2t)); every engine adds the row number",
-                )
-            )
-        else:
-            shared = len(np.intersect1d(in_t2d, ids))
-            findings.append(
-                _finding(
-                    "t2d_disagrees",
-                    f"t2d marks {len(in_t2d)} target ids, d2t reaches {len(np.unique(ids))}, only {shared} are the same",
-                    where,
-                    "One of the two is from another vocabulary: copy both from training",
-                )
-            )
-    elif in_t2d is None and is_rising and draft_vocab_size > 2 and draft_vocab_size < vocab_size:
-        findings.append(
-            _finding(
-                "d2t_maybe_absolute",
-                "d2t rises at every row, which offsets hardly ever do: it may hold target ids",
-                where,
-                "Compare with training; as offsets, store d2t - arange(len(d2t))",
-                severity="warning",
-            )
+    if in_t2d is None and _is_rising(d2t) and 2 < size < vocab_size:
+        what = "d2t rises at every row, which offsets hardly ever do: it may hold target ids"
+        remedy = "Compare with training; as offsets, store d2t - arange(len(d2t))"
+        yield _finding("d2t_maybe_absolute", what, where, remedy, severity="warning")
+    elif in_t2d is not None and np.array_equal(in_t2d, d2t) and not is_consistent:
+        what = "d2t holds target ids, not offsets: it equals the ids marked in t2d"
+        yield _finding("d2t_absolute", what, where, STORE_OFFSETS)
+    elif in_t2d is not None and not is_consistent:
+        shared = len(np.intersect1d(in_t2d, ids))
+        what = f"t2d marks {len(in_t2d)} target ids, d2t reaches {num_reached}, only {shared} are the same"
+        yield _finding(
+            "t2d_disagrees", what, where, "One of the two is from another vocabulary: copy both from training"
         )
-    if draft_vocab_size < vocab_size and not np.any(d2t):
-        findings.append(
-            _finding(
-                "d2t_all_zero",
-                f"d2t is all zero: only the first {draft_vocab_size} of {vocab_size} target ids are drafted"
-                + (" (t2d says the same)" if is_consistent else ", almost surely a buffer that was never filled"),
-                where,
-                "Copy d2t from training, unless the drafter was trained on the first ids",
-            )
-        )
-    if len(np.unique(ids)) != draft_vocab_size:
-        findings.append(
-            _finding(
-                "d2t_not_increasing",
-                f"d2t maps {draft_vocab_size} rows to {len(np.unique(ids))} target ids: some ids are reached twice",
-                where,
-                "Copy d2t from training",
-            )
-        )
+    if size < vocab_size and not np.any(d2t):
+        said = " (t2d says the same)" if is_consistent else ", almost surely a buffer that was never filled"
+        what = f"d2t is all zero: only the first {size} of {vocab_size} target ids are drafted{said}"
+        remedy = "Copy d2t from training, unless the drafter was trained on the first ids"
+        yield _finding("d2t_all_zero", what, where, remedy)
+    if num_reached != size:
+        what = f"d2t maps {size} rows to {num_reached} target ids: some ids are reached twice"
+        yield _finding("d2t_not_increasing", what, where, "Copy d2t from training")
     elif np.any(np.diff(ids) < 0):
-        findings.append(
-            _finding(
-                "d2t_not_increasing",
-                "the target ids of the rows do not rise; producers write them in ascending order",
-                where,
-                "Check that the rows of lm_head are in the same order",
-                severity="warning",
-            )
-        )
-    return findings
+        what = "the target ids of the rows do not rise; producers write them in ascending order"
+        remedy = "Check that the rows of lm_head are in the same order"
+        yield _finding("d2t_not_increasing", what, where, remedy, severity="warning")
 
 
 def check_lm_head_rows(d2t: IntArray, lm_head: TensorEntry) -> list[Finding]:

@@ -22,28 +22,10 @@ def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Wind
     switch, model_type = settings.flag("use_sliding_window"), settings.text("model_type")
     is_qwen = model_type is not None and model_type.value in QWEN_CONFIGS
     is_off = is_qwen if switch is None else not switch.value
-    full: Windows = (None,) * num_layers
     if types is None and is_qwen and not is_off:
-        stated = settings.integer("max_window_layers", minimum=0)
-        first = QWEN_MAX_WINDOW_LAYERS if stated is None else stated.value
-        kinds_by_depth = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
-        detail = f"max_window_layers {first}"
-        types = Value(value=kinds_by_depth, origin=Origin(source=Source.file_key, detail=detail))
+        types = _types_by_depth(settings, num_layers)
     if types is None:
-        if window is None or is_off:
-            origin = Origin(source=Source.engine_default, detail="no layer_types: full attention")
-            return Value(value=full, origin=origin), []
-        ignored = _finding(
-            settings,
-            "sliding_window_ignored",
-            f"`{window.origin.detail}` is {window.value} but there are no `layer_types`: taken as full attention, as "
-            "vLLM's Llama-type drafter does",
-            "If training used the window, add layer_types with sliding_attention",
-        )
-        detail = "vLLM llama.py: no layer_types, full attention"
-        origin = Origin(source=Source.engine_default, detail=detail, is_certain=False)
-        return Value(value=full, origin=origin), [ignored]
-
+        return _without_types(settings, num_layers, None if is_off else window)
     kinds = types.value[:num_layers]
     if len(kinds) < num_layers or set(types.value) - {"full_attention", "sliding_attention"}:
         raise _inconsistent(
@@ -60,29 +42,15 @@ def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Wind
         )
     findings = []
     if len(types.value) > num_layers:
-        findings.append(
-            _finding(
-                settings,
-                "layer_types_too_long",
-                f"`{types.origin.detail}` has {len(types.value)} entries for {num_layers} layer(s); the first ones "
-                "count, as in vLLM",
-                "Cut the list: it may have been copied from the target",
-            )
-        )
+        said = f"`{types.origin.detail}` has {len(types.value)} entries for {num_layers} layer(s)"
+        what, remedy = "the first ones count, as in vLLM", "Cut the list: it may have been copied from the target"
+        findings.append(_finding(settings, "layer_types_too_long", f"{said}; {what}", remedy))
     if any(is_sliding) and is_off:
-        findings.append(
-            _finding(
-                settings,
-                "sliding_window_ignored",
-                "`layer_types` asks for sliding_attention, but `use_sliding_window` is not true: taken as full attention",
-                "Make the two agree: "
-                + (
-                    "Qwen's config classes drop sliding_window, and so does vLLM"
-                    if is_qwen
-                    else "vLLM's Llama-type drafter does not read use_sliding_window"
-                ),
-            )
-        )
+        what = "`layer_types` asks for sliding_attention, but `use_sliding_window` is not true: taken as full attention"
+        whose = "Qwen's config classes drop sliding_window, and so does vLLM"
+        if not is_qwen:
+            whose = "vLLM's Llama-type drafter does not read use_sliding_window"
+        findings.append(_finding(settings, "sliding_window_ignored", what, f"Make the two agree: {whose}"))
     size = None if window is None or is_off else window.value
     origin = Origin(
         source=Source.file_key,
@@ -90,6 +58,34 @@ def read_sliding_window(settings: Settings, num_layers: int) -> tuple[Value[Wind
         is_certain=is_qwen or not (any(is_sliding) and is_off),
     )
     return Value(value=tuple(size if sliding else None for sliding in is_sliding), origin=origin), findings
+
+
+def _types_by_depth(settings: Settings, num_layers: int) -> Value[tuple[str, ...]]:
+    """Qwen's config classes: full attention below `max_window_layers`, the window from there on."""
+    stated = settings.integer("max_window_layers", minimum=0)
+    first = QWEN_MAX_WINDOW_LAYERS if stated is None else stated.value
+    kinds = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
+    return Value(value=kinds, origin=Origin(source=Source.file_key, detail=f"max_window_layers {first}"))
+
+
+def _without_types(
+    settings: Settings, num_layers: int, window: Value[int] | None
+) -> tuple[Value[Windows], list[Finding]]:
+    """Full attention; a window that nothing switches off is then ignored, which is reported."""
+    full: Windows = (None,) * num_layers
+    if window is None:
+        origin = Origin(source=Source.engine_default, detail="no layer_types: full attention")
+        return Value(value=full, origin=origin), []
+    ignored = _finding(
+        settings,
+        "sliding_window_ignored",
+        f"`{window.origin.detail}` is {window.value} but there are no `layer_types`: taken as full attention, as "
+        "vLLM's Llama-type drafter does",
+        "If training used the window, add layer_types with sliding_attention",
+    )
+    detail = "vLLM llama.py: no layer_types, full attention"
+    origin = Origin(source=Source.engine_default, detail=detail, is_certain=False)
+    return Value(value=full, origin=origin), [ignored]
 
 
 def _finding(settings: Settings, code: str, message: str, remedy: str) -> Finding:

@@ -1,6 +1,5 @@
-"""The drafter's forward pass: `fusion` (target states -> input), `llama`, `qwen3` (decoder layers), `model` (all); Triton
-kernels beside `llama` for a CUDA device.
+"""The drafter's forward pass: `model` (the parts, and what an algorithm answers), `algorithms` (how a chain is drafted
+and fed back), `layers` (how a decoder layer computes).
 
 Knows neither caches, masks nor what is recorded: attention is given from outside (`probes.chain.step`, `training`).
-One small file per decoder-layer family.
 """

@@ -1,5 +1,5 @@
-"""Interventions: one change to one thing, then the same chains again. `registry` lists them, `run` makes them.
+"""Interventions: one change to one thing, then the same chains again. `registry` lists them, `run` walks texts with them.
 
-`paths` patches one path inside a step; the others change a drafter (`wiring`, `vocabulary`, `context`), a text
-(`template`), the target (`reference`) or the chain itself (`sensitivity`). Importing the registry imports no torch.
+A kind is a file: `changed_drafter` (`wiring`, `vocabulary`, `context`), `template`, `reference_target`, `engine_rounds`,
+`chain_changes`, `path_patches`. Importing the registry imports no torch.
 """

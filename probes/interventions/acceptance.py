@@ -6,15 +6,17 @@ Shares the target's trace and, where the drafter's slots are unchanged, the cach
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from probes.attention.masses import OwnChain
 from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label
-from probes.chain.step import SlotCache, concat_aux, prefill, step
+from probes.chain.step import SlotCache, prefill, step
 from probes.drafter.model import Drafter
 from probes.target.trace import TargetTrace
 
@@ -30,6 +32,14 @@ class ChainChange:
 NO_CHANGE = ChainChange()
 
 
+class Counts(NamedTuple):
+    """One intervention on one text with one drafter, int64 [depth] each; see `record.InterventionCounts`."""
+
+    num_starts: np.ndarray
+    accepted: np.ndarray
+    baseline_accepted: np.ndarray
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """Dense counts of one text."""
@@ -38,6 +48,10 @@ class Acceptance:
     accepted: np.ndarray  # int64 [depth]: of these, accepted through k
     accepted_drafts: np.ndarray  # int64 [start], 0..K: of every start
     has_all_labels: np.ndarray  # bool [start]
+
+    def beside(self, baseline: Acceptance) -> Counts:
+        """Whole chains start once for all depths."""
+        return Counts(np.full(len(self.accepted), self.num_starts, np.int64), self.accepted, baseline.accepted)
 
     def walk(self) -> Acceptance:
         """Only the rounds that an engine would make: the next starts behind the last one's bonus token."""
@@ -88,12 +102,12 @@ def accept(
 
 def _drafts(
     drafter: Drafter, trace: TargetTrace, cache: SlotCache, first: int, last: int, depth: int, change: ChainChange
-) -> Int[Tensor, "start depth"]:
-    """Target ids drafted from the starts first .. last."""
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + 1))
+) -> Int[Tensor, "round depth"]:
+    """Target ids drafted from the starts first .. last, one round each."""
+    fused = drafter.true_state(drafter.features(trace.aux, slice(first, last + 1)))
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused, start=first)
     tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]
-    own = ()
+    own: tuple[OwnChain, ...] = ()
     for k in range(2, depth + 1):
         hidden = output.feedback
         if change.rescales_feedback:

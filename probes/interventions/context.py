@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from probes.checkpoint.rope import DEFAULT_THETA
+from probes.checkpoint.rope import DEFAULT_THETA, LENGTH_DEPENDENT_ROPE
 from probes.checkpoint.spec import DrafterSpec
-from probes.interventions.base import DrafterIntervention, TargetFacts
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.parts import TargetFacts
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # as in probes.chain.step, which needs torch
+if TYPE_CHECKING:
+    from probes.interventions.acceptance import Counts
+    from probes.interventions.finished_text import FinishedText
+
 YARN_FACTORS = (4, 8, 32)
 """Usual stretches; 32 is what ModelOpt's exporter injects."""
 WINDOWS = (512, 1024, 2048, 4096)
@@ -112,7 +117,7 @@ class WindowOff(DrafterIntervention):
 
 
 class WindowOn(DrafterIntervention):
-    """Changes nothing in a text that the window covers: `run` leaves it out there."""
+    """Changes nothing in a text that the window covers: nothing is computed there."""
 
     kind = "context"
 
@@ -126,6 +131,9 @@ class WindowOn(DrafterIntervention):
 
     def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
         return replace(spec, sliding_window=(self.window,) * spec.num_layers)
+
+    def count(self, on: FinishedText) -> Counts | None:
+        return on.baseline.beside(on.baseline) if on.slots.num_slots <= self.window else super().count(on)
 
 
 CONTEXT: tuple[DrafterIntervention, ...] = (

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,10 +28,20 @@ from probes.attention.kernel import attend
 from probes.attention.masses import OwnChain, merge_own, own_logits
 from probes.chain.replay import blocks_of_starts, starts_of
 from probes.chain.rounds import label
-from probes.chain.step import SlotCache, concat_aux, prefill, step
+from probes.chain.step import SlotCache, prefill, step
 from probes.drafter.model import Drafter
-from probes.interventions.base import PathIntervention
+from probes.interventions.acceptance import Counts
 from probes.target.trace import TargetTrace
+
+
+@runtime_checkable
+class Patch(Protocol):
+    """The paths that take the true-feature value."""
+
+    id: str
+    patches_keys: bool
+    patches_query: bool
+    patches_residual: bool
 
 
 @dataclass(frozen=True)
@@ -41,12 +52,15 @@ class PathCounts:
     baseline_accepted: np.ndarray  # right as the chain is
     accepted: Mapping[str, np.ndarray]  # patch id -> right under the patch
 
+    def under(self, patch_id: str) -> Counts:
+        return Counts(self.num_starts, self.accepted[patch_id], self.baseline_accepted)
+
 
 @torch.inference_mode()
 def patch_paths(
     drafter: Drafter,
     trace: TargetTrace,
-    patches: Sequence[PathIntervention],
+    patches: Sequence[Patch],
     *,
     depth: int,
     cache: SlotCache | None = None,
@@ -77,7 +91,7 @@ def patch_paths(
 def _count_block(
     drafter: Drafter,
     trace: TargetTrace,
-    patches: Sequence[PathIntervention],
+    patches: Sequence[Patch],
     cache: SlotCache,
     first: int,
     last: int,
@@ -85,7 +99,7 @@ def _count_block(
 ) -> PathCounts:
     """The starts first .. last, whose true slots reach to depth K."""
     num = last - first + 1
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, first, last + depth))  # slots first .. last+K-1
+    fused = drafter.true_state(drafter.features(trace.aux, slice(first, last + depth)))  # slots first .. last+K-1
     output = step(drafter, cache, None, trace.token_ids[first + 1 : last + 2], fused[:num], start=first)
     tokens = [drafter.to_target_ids(output.logits.argmax(dim=-1))]
     patched: dict[str, list[Tensor]] = {p.id: [tokens[0]] for p in patches}
@@ -129,7 +143,7 @@ def _patched_step(
     chain: tuple[Int[Tensor, "query"], Float[Tensor, "query hidden"]],
     true: tuple[Int[Tensor, "query"], Float[Tensor, "query hidden"]],
     own: tuple[OwnChain, ...],
-    patch: PathIntervention,
+    patch: Patch,
     *,
     start: int,
     depth: int,
@@ -139,8 +153,8 @@ def _patched_step(
     slots = torch.arange(start, start + num_queries, device=chain[0].device)
     rotation = drafter.rotation(slots + depth - 1)
     first = drafter.layers[0]
-    as_is = first.project(drafter.embed(chain[0]), chain[1], rotation)
-    fresh = first.project(drafter.embed(true[0]), true[1], rotation)
+    as_is = first.project(*drafter.enter(*chain), rotation)
+    fresh = first.project(*drafter.enter(*true), rotation)
     q = fresh.q if patch.patches_query else as_is.q
     residual = fresh.residual if patch.patches_residual else as_is.residual
     hidden = residual
@@ -148,10 +162,9 @@ def _patched_step(
         if index > 0:
             q, _, _, residual = layer.project(hidden, hidden, rotation)  # later layers do not read the embedding
         slots_seen = true_own(cache, index, start, num_queries, depth - 1) if patch.patches_keys else own[index]
-        scale = layer.head_dim**-0.5
         band = Band.causal(start, query_position=start + depth - 1, window=layer.window)
-        out, lse = attend(q, cache.k[index], cache.v[index], band, scale)
-        out = merge_own(out, lse, own_logits(q, slots_seen, scale, layer.window), slots_seen)
+        out, lse = attend(q, cache.k[index], cache.v[index], band, layer.scale)
+        out = merge_own(out, lse, own_logits(q, slots_seen, layer.scale, layer.window), slots_seen)
         hidden = layer.finish(out.flatten(-2), residual)
     logits, _ = drafter.predict(hidden)
     return logits

@@ -1,6 +1,7 @@
 """All interventions, by id. No torch at import; `python -m probes.interventions.registry` prints docs/interventions.md.
 
-To add one: a small class in the module of its kind, an entry in that module's tuple, and the docs printed again.
+To add one: a small class in the module of its kind, an entry in that module's tuple, and the docs printed again. A new kind
+is a file with a subclass of `Intervention` and a row in ALL.
 """
 
 from __future__ import annotations
@@ -8,84 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probes.errors import InputError
-from probes.interventions.base import (
-    ChainIntervention,
-    EngineIntervention,
-    Intervention,
-    PathIntervention,
-    TargetIntervention,
-)
+from probes.interventions.base import Intervention
+from probes.interventions.chain_changes import CHAIN
 from probes.interventions.context import CONTEXT
+from probes.interventions.engine_rounds import ENGINE, REPLAYED
+from probes.interventions.path_patches import PATHS
+from probes.interventions.reference_target import TARGET
 from probes.interventions.template import TEMPLATE
 from probes.interventions.vocabulary import VOCABULARY
 from probes.interventions.wiring import WIRING
 
+__all__ = ["ALL", "BASELINE", "BY_ID", "PROOF_KINDS", "REPLAYED", "TARGET", "documentation", "select"]
+
 BASELINE = "baseline"
 """Id and kind of the rows that hold the drafter as it is: every gain is against them, but for REPLAYED."""
-REPLAYED = "replayed_rounds"
-"""Against the rounds that the run's own engine made."""
-
-
-class RescaledState(ChainIntervention):
-    id = "rescale_state"
-    kind = "sensitivity"
-    changes = "gives each fed-back state the norm of the fused state at the chain's start"
-    rescales_feedback = True
-
-
-class HiddenOwnKeys(ChainIntervention):
-    id = "hide_own_keys"
-    kind = "sensitivity"
-    changes = "hides the chain's earlier own slots from its queries (the query's own slot stays)"
-    hides_own_keys = True
-
-
-class ReferenceTarget(TargetIntervention):
-    id = "reference_target"
-    kind = "target"
-    changes = (
-        "gives the drafter the reference target's states (and embedding and lm_head, where borrowed) on the same text"
-    )
-
-
-class ReplayedRounds(EngineIntervention):
-    id = REPLAYED
-    kind = "wiring"
-    changes = (
-        "drafts the rounds of a live or vLLM run again by replay: a true feature in every verified slot, this drafter's "
-        "own feedback, positions and kernels"
-    )
-
-
-class _Patch(PathIntervention):
-    kind = "path"
-
-    def __init__(self, id: str, *, keys: bool = False, query: bool = False, residual: bool = False) -> None:
-        self.id = id
-        self.patches_keys, self.patches_query, self.patches_residual = keys, query, residual
-        named = [
-            name
-            for name, is_patched in (
-                ("own-chain keys and values", keys),
-                ("the query", query),
-                ("the residual", residual),
-            )
-            if is_patched
-        ]
-        self.changes = f"at one depth, takes the true-feature value of {', '.join(named)}"
-
-
-CHAIN: tuple[ChainIntervention, ...] = (RescaledState(), HiddenOwnKeys())
-TARGET: tuple[TargetIntervention, ...] = (ReferenceTarget(),)
-ENGINE: tuple[EngineIntervention, ...] = (ReplayedRounds(),)
-PATHS: tuple[PathIntervention, ...] = (
-    _Patch("fresh", keys=True, query=True, residual=True),
-    _Patch("patch_keys", keys=True),
-    _Patch("patch_query", query=True),
-    _Patch("patch_attention", keys=True, query=True),
-    _Patch("patch_residual", residual=True),
-    _Patch("patch_state", query=True, residual=True),
-)
 
 ALL: tuple[Intervention, ...] = (
     *PATHS,
@@ -99,6 +36,8 @@ ALL: tuple[Intervention, ...] = (
 )
 BY_ID = {intervention.id: intervention for intervention in ALL}
 assert len(BY_ID) == len(ALL)
+PROOF_KINDS = frozenset(i.kind for i in ALL if i.is_repair)
+"""A gain of these is a repair and may count as proof; of the others it never is one by itself."""
 
 
 def select(names: Sequence[str]) -> tuple[Intervention, ...]:

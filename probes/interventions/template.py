@@ -9,19 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from probes.checkpoint.spec import DrafterSpec
 from probes.conditions import Cell, PromptInput, SystemPrompt, Template
-from probes.interventions.base import TextIntervention
+from probes.interventions.base import Intervention
+from probes.interventions.parts import TargetFacts
 
 REFERENCE_SYSTEM_PROMPT = SystemPrompt(name="default")
 REFERENCE_TEMPLATE = Template(name="default", source="default")
 
 
+class TextIntervention(Intervention):
+    """Another prompt for the same user turn, answered anew by the target: paired with the original by prompt."""
+
+    kind = "template"
+
+    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
+        return False
+
+
 class ReferenceSystemPrompt(TextIntervention):
     id = "reference_system_prompt"
-    kind = "template"
     changes = "replaces the system prompt by the target's default one"
 
-    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
         return cell.system_prompt.name != "default" and cell.template.source != "raw" and _has_turns(prompts)
 
     def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
@@ -30,10 +40,9 @@ class ReferenceSystemPrompt(TextIntervention):
 
 class ReferenceTemplate(TextIntervention):
     id = "reference_template"
-    kind = "template"
     changes = "renders the same turns with the target's own chat template"
 
-    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
         return cell.template.source != "default" and _has_turns(prompts)
 
     def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
@@ -41,24 +50,22 @@ class ReferenceTemplate(TextIntervention):
 
 
 class ReferenceSuffix(ReferenceTemplate):
-    """Only the generation prompt: what stands between the last turn and the answer. `run` swaps the tokens."""
+    """Only the generation prompt: what stands between the last turn and the answer. `rewriting` swaps the tokens."""
 
     id = "reference_suffix"
-    keeps_head = True
+    swaps_suffix = True
     changes = "replaces only the last template tokens, those before the answer, by the target's own template's"
 
 
 class Thinking(TextIntervention):
     """Templates of reasoning models read `enable_thinking` from chat_template_kwargs."""
 
-    kind = "template"
-
     def __init__(self, value: bool) -> None:
         self.value = value
         self.id = f"thinking_{'on' if value else 'off'}"
         self.changes = f"renders with enable_thinking={value} in chat_template_kwargs"
 
-    def applies(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
         is_other = any(p.chat_template_kwargs.get("enable_thinking") is not self.value for p in prompts)
         return "enable_thinking" in template_text and is_other and _has_turns(prompts)
 

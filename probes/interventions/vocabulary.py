@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.interventions.base import DrafterIntervention, Parts, TargetFacts
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.parts import Parts, TargetFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,14 +32,14 @@ class _OtherMap(DrafterIntervention):
         return replace(spec, has_vocab_map=True)
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
-        return {**parts.tensors, "d2t": self.target_ids(parts, target) - _rows(parts)}
+        return {**parts.tensors, "d2t": self.target_ids(parts, target) - parts.rows}
 
     def target_ids(self, parts: Parts, target: TargetFacts) -> Tensor:
         """The target id of each row; empty where this reading has nothing to say."""
         raise NotImplementedError
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        ids, now = self.target_ids(parts, target), _rows(parts) + parts.tensors["d2t"]
+        ids, now = self.target_ids(parts, target), parts.target_ids
         is_valid = len(ids) == len(now) and bool(((ids >= 0) & (ids < parts.spec.vocab_size)).all())
         return super().build(parts, target) if is_valid and bool((ids != now).any()) else None
 
@@ -79,7 +80,7 @@ class NearestRowMap(_OtherMap):
             return parts.tensors["d2t"][:0]
         theirs = torch.nn.functional.normalize(target.lm_head.float(), dim=-1)
         rows = parts.tensors["lm_head.weight"].float()
-        return torch.cat([(block @ theirs.T).argmax(dim=-1) for block in rows.split(ROWS_AT_ONCE)])
+        return torch.cat([(block @ theirs.T).argmax(dim=-1) for block in torch.split(rows, ROWS_AT_ONCE)])
 
 
 class FullVocabulary(DrafterIntervention):
@@ -104,17 +105,12 @@ class FullVocabulary(DrafterIntervention):
         assert target.lm_head is not None
         import torch
 
-        own, ids = parts.tensors["lm_head.weight"], _rows(parts) + parts.tensors["d2t"]
+        own, ids = parts.tensors["lm_head.weight"], parts.target_ids
         theirs = target.lm_head[: parts.spec.vocab_size].float()
         fit = torch.linalg.lstsq(theirs[ids], own.float()).solution  # [hidden, hidden]
         rows = (theirs @ fit).to(own.dtype)
         rows[ids] = own
         return {**parts.tensors, "lm_head.weight": rows, "d2t": parts.tensors["d2t"].new_zeros(len(rows))}
-
-
-def _rows(parts: Parts) -> Tensor:
-    d2t = parts.tensors["d2t"]
-    return d2t.new_ones(len(d2t)).cumsum(0) - 1
 
 
 VOCABULARY: tuple[DrafterIntervention, ...] = (

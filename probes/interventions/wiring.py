@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.interventions.base import DrafterIntervention, Parts, TargetFacts, load
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.parts import Parts, TargetFacts, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +26,12 @@ FLAGS = {
 }
 
 
-class ShiftedAuxIds(DrafterIntervention):
-    """The two id conventions differ by one: output ids read as boundary ids capture one layer early."""
-
+class _Wiring(DrafterIntervention):
     kind = "wiring"
+
+
+class ShiftedAuxIds(_Wiring):
+    """The two id conventions differ by one: output ids read as boundary ids capture one layer early."""
 
     def __init__(self, shift: int) -> None:
         self.shift = shift
@@ -44,11 +47,10 @@ class ShiftedAuxIds(DrafterIntervention):
         return replace(spec, aux_layer_ids=tuple(i + self.shift for i in spec.aux_layer_ids))
 
 
-class DefaultAuxIds(DrafterIntervention):
+class DefaultAuxIds(_Wiring):
     """Engines that do not find the ids take these."""
 
     id = "aux_ids_default"
-    kind = "wiring"
     changes = "captures the default layers (2, n//2, n-3) in place of the checkpoint's"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
@@ -62,10 +64,8 @@ class DefaultAuxIds(DrafterIntervention):
         return tuple(sorted((2, target.num_layers // 2, target.num_layers - 3)))
 
 
-class PermutedAux(DrafterIntervention):
+class PermutedAux(_Wiring):
     """fc's columns belong to another order of the captured layers."""
-
-    kind = "wiring"
 
     def __init__(self, order: tuple[int, int, int]) -> None:
         self.order = order
@@ -81,10 +81,8 @@ class PermutedAux(DrafterIntervention):
         return replace(spec, aux_layer_ids=tuple(spec.aux_layer_ids[i] for i in self.order))
 
 
-class Flag(DrafterIntervention):
+class Flag(_Wiring):
     """One boolean of the forward pass, switched."""
-
-    kind = "wiring"
 
     def __init__(self, flag: str, value: bool) -> None:
         self.flag, self.value = flag, value
@@ -97,44 +95,39 @@ class Flag(DrafterIntervention):
         return getattr(spec, self.flag) is not self.value and (spec.has_fc or not is_fusion)
 
     def spec(self, spec: DrafterSpec, target: TargetFacts) -> DrafterSpec:
-        return replace(spec, **{self.flag: self.value})
+        changed: dict[str, Any] = {self.flag: self.value}
+        return replace(spec, **changed)
 
 
-class DoubleHiddenNorm(DrafterIntervention):
+class DoubleHiddenNorm(_Wiring):
     """A suspected train/serve mismatch of stock decoder layers used for training: their own norm stays in front."""
 
     id = "double_hidden_norm"
-    kind = "wiring"
     changes = "norms the incoming state twice: hidden_norm(input_layernorm(h)) in place of hidden_norm(h)"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
         return spec.has_hidden_norm
 
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        from torch import nn
-
         drafter = super().build(parts, target)
         if drafter is not None:
             first = drafter.layers[0]
-            first.hidden_norm = nn.Sequential(first.input_layernorm, first.hidden_norm)
+            assert first.hidden_norm is not None  # `applies` says so
+            first.hidden_norm.register_forward_pre_hook(lambda _, args: (first.input_layernorm(args[0]),))
         return drafter
 
 
-class UnnormedLogits(DrafterIntervention):
+class UnnormedLogits(_Wiring):
     """Some training code took logits from the state before the final norm; engines always norm first."""
 
     id = "lm_head_without_norm"
-    kind = "wiring"
     keeps_slots = True
     changes = "reads logits from the state before the final norm"
 
-    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
-        return True
-
     def build(self, parts: Parts, target: TargetFacts) -> Drafter | None:
-        from probes.drafter.model import Drafter
+        from probes.drafter.algorithms import algorithm_of
 
-        class WithoutNorm(Drafter):
+        class WithoutNorm(algorithm_of(parts.spec)):  # type: ignore[misc]
             def predict(self, stream: Tensor) -> tuple[Tensor, Tensor]:
                 _, feedback = super().predict(stream)
                 raw: Tensor = self.lm_head(stream)
@@ -143,15 +136,11 @@ class UnnormedLogits(DrafterIntervention):
         return load(WithoutNorm, parts.spec, parts.tensors)
 
 
-class StateFirst(DrafterIntervention):
+class StateFirst(_Wiring):
     """q, k and v read [embedding, state]; the reverse order of their columns is a known porting mistake."""
 
     id = "input_state_first"
-    kind = "wiring"
     changes = "reads [state, embedding] in place of [embedding, state] in layer 0's q, k and v"
-
-    def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
-        return True
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         changed = dict(parts.tensors)
@@ -161,11 +150,10 @@ class StateFirst(DrafterIntervention):
         return changed
 
 
-class TargetEmbedding(DrafterIntervention):
+class TargetEmbedding(_Wiring):
     """An embedding that was never trained or never loaded."""
 
     id = "target_embedding"
-    kind = "wiring"
     changes = "takes the target's embedding in place of the checkpoint's"
 
     def applies(self, spec: DrafterSpec, target: TargetFacts) -> bool:
@@ -182,11 +170,10 @@ class TargetEmbedding(DrafterIntervention):
         return {**parts.tensors, "embed_tokens.weight": target.embedding}
 
 
-class TargetLmHead(DrafterIntervention):
+class TargetLmHead(_Wiring):
     """An lm_head that was never trained, never loaded, or cut with the wrong ids."""
 
     id = "target_lm_head"
-    kind = "wiring"
     keeps_slots = True
     changes = "takes the target's lm_head rows of the draft vocabulary in place of the checkpoint's"
 
@@ -195,8 +182,7 @@ class TargetLmHead(DrafterIntervention):
 
     def tensors(self, parts: Parts, target: TargetFacts) -> Mapping[str, Tensor]:
         assert target.lm_head is not None
-        d2t = parts.tensors["d2t"]
-        ids = (d2t.new_ones(len(d2t)).cumsum(0) - 1 + d2t).clamp(0, len(target.lm_head) - 1)
+        ids = parts.target_ids.clamp(0, len(target.lm_head) - 1)
         return {**parts.tensors, "lm_head.weight": target.lm_head[ids]}
 
 

@@ -14,8 +14,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from probes.chain.live import LiveRounds, run_live_batch
-from probes.chain.step import LENGTH_DEPENDENT_ROPE, SlotCache, prefill
+from probes.chain.live import LiveOptions, LiveRounds, run_live_batch
+from probes.chain.step import SlotCache, prefill
+from probes.checkpoint.rope import LENGTH_DEPENDENT_ROPE
 from probes.conditions import Cell, Job, PromptInput, prompts_of
 from probes.job.loaded import LoadedDrafter, Models
 from probes.prompt.rendering import Rendered
@@ -200,11 +201,13 @@ def run_loop(
         drafter.model,
         target,
         prompts,
-        prompt_ids=prompt_ids,
-        depth=job.depth,
-        max_new_tokens=job.max_new_tokens,
-        sampler=sampler_of(job),
-        draft_sample_method=job.draft_sample_method,
-        prefix=shared.prefix,
-        slots=shared.slots.get(drafter.name),
+        prompt_ids,
+        LiveOptions(
+            depth=job.depth,
+            max_new_tokens=job.max_new_tokens,
+            sampler=sampler_of(job),
+            draft_sample_method=job.draft_sample_method,
+            prefix=shared.prefix,
+            slots=shared.slots.get(drafter.name),
+        ),
     )

@@ -26,7 +26,7 @@ from probes.target.trace import TargetTrace
 ONE_BY_ONE = "live: one request at a time; this target's windows, positions or cache do not let texts share a batch"
 
 
-def run_job(
+def measure_conditions(
     job: Job,
     models: Models,
     write_batch: Callable[[Record], None],
@@ -71,6 +71,8 @@ def run_job(
                     num_done += 1
                     on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
                 on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+    for drafter in models.drafters:
+        check.notes += [f"{drafter.name}: {column} is null: {why}" for column, why in drafter.model.nulls.items()]
     judge(job, check)
     return check
 

@@ -1,16 +1,20 @@
-"""What both runners' hooks share: the row's layout from a loaded drafter, and what the scheduler says of requests."""
+"""What both runners' hooks share: a method wrapped, the row's layout from a loaded drafter, the scheduler's requests.
+
+What is wrapped is an instance's method, so an engine without a recorder is vLLM's own code.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
-from probes.vllm.hooks import refuse_unknown
 from probes.vllm.recorder import Recorder
 from probes.vllm.requests import NewRequest
 from probes.vllm.rows import HOOKED, RowLayout
+from probes.vllm.versions import refuse_unknown
 
 NOT_RECORDED = {
     "pipeline_parallel_size": "the drafter is on the last stage only; use tensor parallelism alone",
@@ -36,7 +40,7 @@ def refuse_unsupported(config: Any) -> None:
             raise NotImplementedError(f"{name} = {getattr(parallel, name)}: {reason}")
 
 
-def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: str, device: torch.device) -> None:
+def prepare(recorder: Recorder, runner: Any, model: Any, *, runner_name: str, device: torch.device) -> None:
     """Allocates the recorder's rows for this drafter. Raises NotImplementedError for what was never read."""
     refuse_unknown(runner_name)
     config = runner.vllm_config
@@ -70,7 +74,7 @@ def prepare(recorder: Recorder, runner: Any, model: nn.Module, *, runner_name: s
         additional["driftscope_level"] = recorder.config.level
 
 
-def num_head_ranks(attention: nn.Module) -> int:
+def num_head_ranks(attention: Any) -> int:
     """Over how many tensor parallel workers the query heads of this attention layer are split."""
     return int(attention.total_num_heads) // int(attention.num_heads)
 
@@ -98,3 +102,14 @@ def _new_request(new: Any) -> NewRequest:
         stop_token_ids=(sampling and sampling.stop_token_ids) or (),
         eos_token_id=sampling.eos_token_id if sampling else None,
     )
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replaces one instance's method by `around(the method, *its arguments)`."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    setattr(owner, name, wrapped)

@@ -10,18 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from probes.vllm.attach import num_head_ranks
-from probes.vllm.masses import Queries, write_masses
+from probes.vllm.boundaries import Queries
+from probes.vllm.masses import write_masses
 from probes.vllm.recorder import Recorder
 from probes.vllm.residual_norm import record_residual_norm
 
 
-class Probe:
+class DepthWriter:
     """`step` is a 0-dim int64 device tensor: the depth, from 0. `model` is vLLM's EAGLE-3 drafter."""
 
-    def __init__(self, recorder: Recorder, model: nn.Module, step: Tensor, max_num_tokens: int) -> None:
+    def __init__(self, recorder: Recorder, model: Any, step: Tensor, max_num_tokens: int) -> None:
         self.recorder, self.model, self.step = recorder, model, step
         self.rows = recorder.rows
         self.layout = recorder.layout
@@ -73,6 +74,7 @@ class Probe:
 
     def write_start(self) -> None:
         """Depth 1: the slot t of each round."""
+        assert self._positions is not None
         self.rows.first("start", self._n).copy_(self._own(self._positions))
 
     def write_fused(self, hidden: Tensor) -> None:
@@ -152,7 +154,7 @@ class Probe:
         else:
             self._put_own(name, self._own(_norm(states)), layer)
 
-    def _hook_attention(self, index: int, attention: nn.Module) -> str:
+    def _hook_attention(self, index: int, attention: Any) -> str:
         """Wraps the implementation's `forward` -> why not, where it cannot be read."""
         implementation = attention.impl
         reason, keys_of = key_view(attention)
@@ -167,7 +169,9 @@ class Probe:
         def write(query: Tensor, kv_cache: Tensor, metadata: Any) -> None:
             self._write_masses(index, implementation, query, keys_of(kv_cache), metadata)
 
-        def recorded(layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, *a, **kw):
+        def recorded(
+            layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, *a: Any, **kw: Any
+        ) -> Any:
             result = forward(layer, query, key, value, kv_cache, metadata, *a, **kw)
             if metadata is not None and self._num_rows is not None:
                 self.recorder.guarded(write, query, kv_cache, metadata)
@@ -199,11 +203,11 @@ class Probe:
             scratch=self._scratch,
         )
 
-    def _hook_branches(self, index: int, layer: nn.Module) -> None:
+    def _hook_branches(self, index: int, layer: Any) -> None:
         """Eager mode only: compiled code calls no hooks."""
 
         def put(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
+            def hook(module: Any, args: Any, output: Any) -> None:
                 if self._num_rows is not None:
                     value = output[0] if isinstance(output, tuple) else output
                     self.recorder.guarded(self._put_norm, name, value, index)
@@ -215,19 +219,19 @@ class Probe:
         if index == 0:
             weight = output_weights(layer.self_attn, self.rows.words.device)
 
-            def put_share(projection: nn.Module, args: tuple) -> None:
+            def put_share(projection: Any, args: tuple[Tensor, ...]) -> None:
                 if self._num_rows is not None:
                     self.recorder.guarded(self._put_embed_share, projection, args[0], weight)
 
             layer.self_attn.qkv_proj.register_forward_pre_hook(put_share)
 
-    def _put_embed_share(self, projection: nn.Module, x: Tensor, weight: Tensor) -> None:
+    def _put_embed_share(self, projection: Any, x: Tensor, weight: Tensor) -> None:
         share, energy = embed_share(projection, self._own(x), weight)
         self._put_own("input_share_embed", share)
         self._put_own("input_energy", energy)
 
 
-def output_weights(attention: nn.Module, device: torch.device) -> Tensor:
+def output_weights(attention: Any, device: torch.device) -> Tensor:
     """How much each output of this worker's q, k and v counts, [output]: a key head of several workers counts once."""
     num_copies = attention.num_kv_heads * num_head_ranks(attention) // attention.total_num_kv_heads
     weight = torch.ones(attention.q_size + 2 * attention.kv_size, device=device)
@@ -235,7 +239,7 @@ def output_weights(attention: nn.Module, device: torch.device) -> Tensor:
     return weight
 
 
-def embed_share(projection: nn.Module, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def embed_share(projection: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """-> (<W_e e, W [e, n]> / ||W [e, n]||^2, ||W [e, n]||^2) of x = [e, n], each [row]: the embedding half comes first.
     Without bias; `weight` [output] of each product."""
     embed, hidden = x.clone(), x.clone()
@@ -251,7 +255,7 @@ def _norm(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
 
 
-def _normed(inner: nn.Module, states: Tensor) -> Tensor:
+def _normed(inner: Any, states: Tensor) -> Tensor:
     """What fc reads, of the states [aux, row, target_hidden]: as in vLLM's `combine_hidden_states`."""
     if getattr(inner, "norm_before_fc", False):
         whole = inner.input_norm(states.transpose(0, 1).flatten(1).contiguous())
@@ -261,10 +265,10 @@ def _normed(inner: nn.Module, states: Tensor) -> Tensor:
     return states
 
 
-def _plain_fusion(inner: nn.Module) -> tuple[Tensor, Tensor | None, float] | None:
+def _plain_fusion(inner: Any) -> tuple[Tensor, Tensor | None, float] | None:
     """-> (fc's weight by layer [aux, target_hidden, hidden], fc_norm's gains [aux, target_hidden], eps) of a drafter whose
     weights are as in the checkpoint, in half precision; None where only its modules can apply them."""
-    weight = getattr(inner.fc, "weight", None)
+    weight: Any = getattr(inner.fc, "weight", None)
     is_half = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
     if not is_half or getattr(inner, "norm_before_fc", False):
         return None
@@ -275,7 +279,7 @@ def _plain_fusion(inner: nn.Module) -> tuple[Tensor, Tensor | None, float] | Non
     return slices, gains, float(inner.fc_norm[0].variance_epsilon)
 
 
-def _terms(fc: nn.Module, states: Tensor) -> Tensor:
+def _terms(fc: Any, states: Tensor) -> Tensor:
     """W_i g_i, float32 [aux, row, hidden], of the states [aux, row, target_hidden], whatever form the weights have."""
     num_aux, num_rows, size = states.shape
     alone = states.new_zeros(num_aux, num_rows, num_aux, size)
@@ -294,7 +298,7 @@ def _window(implementation: Any) -> int | None:
     return left + 1 if isinstance(window, tuple | list) else left
 
 
-def key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
+def key_view(attention: Any) -> tuple[str, Callable[[Tensor], Tensor]]:
     """-> (why the keys cannot be read, else "", a function from the layer's cache to [block, slot, kv_head, head_dim])."""
     implementation = attention.impl
     name = type(implementation).__name__
@@ -306,7 +310,7 @@ def key_view(attention: nn.Module) -> tuple[str, Callable[[Tensor], Tensor]]:
     cache_dtype = getattr(implementation, "kv_cache_dtype", "auto")
     if cache_dtype not in ("auto", "float16", "bfloat16"):
         return f"the key cache is {cache_dtype}", none
-    if getattr(implementation, "sinks", None) is not None or getattr(implementation, "logits_soft_cap", 0):
+    if getattr(implementation, "sinks", None) is not None or getattr(implementation, "logits_soft_cap", False):
         return "attention with learned sinks or capped logits", none
     if getattr(implementation, "alibi_slopes", None) is not None:
         return "attention with ALiBi", none

@@ -24,10 +24,10 @@ from packaging.version import Version
 from probes.checkpoint.files import name_and_revision
 from probes.errors import InputError
 from probes.vllm.attach import NOT_RECORDED
-from probes.vllm.hooks import vllm_version
 from probes.vllm.ranks import joined, overall
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.requests import RequestRounds
+from probes.vllm.versions import vllm_version
 
 METRICS_SINCE = Version("0.32")  # vLLM's own metrics of each request
 

@@ -15,11 +15,19 @@ import triton.language as tl
 from torch import Tensor
 
 from probes.record import REGIONS
-from probes.vllm.masses import CURRENT, FIRST_TEXT_REGION, OWN, RESPONSE, SINK, UNKNOWN, Boundaries, Queries
+from probes.vllm.boundaries import CURRENT, FIRST_TEXT_REGION, OWN, RESPONSE, SINK, UNKNOWN, Boundaries, Queries
 
 NUM_CODES = 16  # REGIONS, padded to what a matrix product wants
 PARTIAL = NUM_CODES + 2  # sums by region, then the maximum and the sum of probability * logit
 MERGED_HEADS = 32  # at a time
+REGION_CODES = {
+    "OWN": OWN,
+    "CURRENT": CURRENT,
+    "SINK": SINK,
+    "RESPONSE": RESPONSE,
+    "UNKNOWN": UNKNOWN,
+    "FIRST_TEXT": FIRST_TEXT_REGION,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +62,51 @@ def launch(
 ) -> None:
     """See `masses.write_masses`; `scratch` comes from `make_scratch` and stays where it is."""
     assert scratch is not None
-    q, keys, region = queries.q, queries.keys, boundaries.region
     rows = queries.rows if queries.rows is not None else queries.positions
+    shared = {
+        "HAS_ROWS": queries.rows is not None,
+        "BLOCK": tiles.block,
+        "SPLITS": tiles.num_splits,
+        "MIN_SHARE": tiles.min_share,
+        "CODES": NUM_CODES,
+    }
+    _launch_partial(queries, boundaries, rows, start, step, scratch, tiles, shared)
+    num_heads = queries.q.shape[1]
+    _merge[(queries.num_rows,)](
+        scratch,
+        rows,
+        queries.positions,
+        step,
+        boundaries.slot,
+        mass[:, :, layer],
+        entropy[:, :, layer],
+        mass.stride(0),
+        mass.stride(1),
+        mass.stride(3),
+        entropy.stride(0),
+        entropy.stride(1),
+        entropy.stride(3),
+        queries.window or 0,
+        num_heads,
+        **shared,
+        HEADS=min(MERGED_HEADS, triton.next_power_of_2(num_heads)),
+        NUM_REGIONS=len(REGIONS),
+        IS_MEAN=mass.shape[3] == 1,
+        num_warps=8,
+    )
+
+
+def _launch_partial(
+    queries: Queries,
+    boundaries: Boundaries,
+    rows: Tensor,
+    start: Tensor,
+    step: Tensor,
+    scratch: Tensor,
+    tiles: Tiles,
+    shared: dict[str, int],
+) -> None:
+    q, keys, region = queries.q, queries.keys, boundaries.region
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[2]
     group = num_heads // num_kv_heads
@@ -86,45 +137,10 @@ def launch(
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SLOTS=keys.shape[1],
-        BLOCK=tiles.block,
-        SPLITS=tiles.num_splits,
-        MIN_SHARE=tiles.min_share,
-        HAS_ROWS=queries.rows is not None,
+        **shared,
         HAS_REGION=region is not None,
-        CODES=NUM_CODES,
-        OWN=OWN,
-        CURRENT=CURRENT,
-        SINK=SINK,
-        RESPONSE=RESPONSE,
-        UNKNOWN=UNKNOWN,
-        FIRST_TEXT=FIRST_TEXT_REGION,
+        **REGION_CODES,
         num_warps=tiles.num_warps,
-    )
-    _merge[(queries.num_rows,)](
-        scratch,
-        rows,
-        queries.positions,
-        step,
-        boundaries.slot,
-        mass[:, :, layer],
-        entropy[:, :, layer],
-        mass.stride(0),
-        mass.stride(1),
-        mass.stride(3),
-        entropy.stride(0),
-        entropy.stride(1),
-        entropy.stride(3),
-        queries.window or 0,
-        num_heads,
-        HAS_ROWS=queries.rows is not None,
-        BLOCK=tiles.block,
-        SPLITS=tiles.num_splits,
-        MIN_SHARE=tiles.min_share,
-        CODES=NUM_CODES,
-        HEADS=min(MERGED_HEADS, triton.next_power_of_2(num_heads)),
-        NUM_REGIONS=len(REGIONS),
-        IS_MEAN=mass.shape[3] == 1,
-        num_warps=8,
     )
 
 

@@ -20,12 +20,12 @@ from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells
 from probes.errors import InputError, SelfCheckError
 from probes.prompt.rendering import Rendered, insert_context
 from probes.prompt.under_condition import prompt_record, render_or_take
-from probes.record import PromptRecord, Record, RoundBatch
+from probes.record import ConditionKey, PromptRecord, Record, RoundBatch
 from probes.target.source import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.settings import disagreements
-from probes.vllm.to_record import Condition, round_batch, vocabulary
+from probes.vllm.to_record import round_batch, vocabulary
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def refuse_unsupported(job: Job) -> None:
             )
 
 
-def run_job(
+def measure_through_vllm(
     job: Job,
     models: VllmModels,
     write_batch: Callable[[Record], None],
@@ -138,7 +138,7 @@ class _Work:
         self._num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(job.drafters)
         self._num_done = self._num_compared = self._num_equal = 0
         self._most_prompt_tokens = 0  # given to the engine at once
-        self._texts: dict[tuple, np.ndarray] = {}  # (cell, prompt) -> the stored tokens
+        self._texts: dict[tuple[tuple[str, str, int], str], np.ndarray] = {}  # (cell, prompt) -> the stored tokens
         self._documents: dict[int, str | None] = {0: None}
 
     def prompts_left(self, drafter: str, cell: Cell) -> list[PromptInput]:
@@ -193,18 +193,20 @@ class _Work:
             temperature=job.temperature,
         )
         batches = []
-        for prompt, head, text in zip(prompts, rendered, texts, strict=True):
-            batch = self._record(drafter, cell, prompt, head, text)
+        for prompt, given, text in zip(prompts, rendered, texts, strict=True):
+            batch = self._record(drafter, cell, prompt, given, text)
             if batch is not None:
                 batches.append(batch)
         return batches
 
-    def _record(self, drafter: str, cell: Cell, prompt: PromptInput, head: Rendered, text: Text) -> RoundBatch | None:
+    def _record(
+        self, drafter: str, cell: Cell, prompt: PromptInput, rendered: Rendered, text: Text
+    ) -> RoundBatch | None:
         record = prompt_record(
             prompt,
             cell,
-            head,
-            np.concatenate([head.token_ids, np.asarray(text.token_ids, np.int32)]),
+            rendered,
+            np.concatenate([rendered.token_ids, np.asarray(text.token_ids, np.int32)]),
             num_response_tokens=len(text.token_ids),
             finish_reason=text.finish_reason,
         )
@@ -216,20 +218,15 @@ class _Work:
                 where=f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}",
                 remedy="see what the recorder says in the log; run with --engine live to do without vLLM",
             )
-        if record.num_response_tokens < 2:
+        if len(text.token_ids) < 2:
             self.check.num_too_short += 1
             return None
         spec, d2t = self.models.specs[drafter], self.models.d2t[drafter]
         batch = round_batch(
             text.rounds,
-            Condition(
-                drafter=drafter,
-                prompt_id=prompt.prompt_id,
-                system_prompt=cell.system_prompt.name,
-                template=cell.template.name,
-                context_tokens=cell.context_tokens,
-            ),
-            num_tokens=record.num_prompt_tokens + record.num_response_tokens,
+            ConditionKey(drafter, *cell.key),
+            prompt.prompt_id,
+            num_tokens=len(record.token_ids),
             in_draft_vocab=vocabulary(
                 None if d2t is None else d2t.numpy(), vocab_size=spec.vocab_size, draft_vocab_size=spec.draft_vocab_size
             ),

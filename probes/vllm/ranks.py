@@ -67,7 +67,8 @@ def _mismatch(rounds: RequestRounds, others: Sequence[np.ndarray | None]) -> str
     different = [
         rank
         for rank, rows in enumerate(others, start=1)
-        if rows is not None and not all(np.array_equal(rows[n], rounds.rows[n]) for n in same if n in rows.dtype.names)
+        if rows is not None
+        and not all(np.array_equal(rows[n], rounds.rows[n]) for n in same if n in (rows.dtype.names or ()))
     ]
     return f"{_ranks(different)} drafted other tokens than rank 0" if different else ""
 

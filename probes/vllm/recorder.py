@@ -1,10 +1,4 @@
-"""The recorder's public interface: `install` it before vLLM builds its engine, take finished requests from `write`.
-
-    recording = install(RecorderConfig(level="default", decide=..., write=...))
-    llm = vllm.LLM(...)                      # or this is a worker process of `vllm serve`
-    ...
-    recording.flush()                        # requests that are still open are given to `write` too
-    recording.status()                       # counts, failures, what could not be measured and why
+"""The recorder: which requests are recorded, which rows are theirs. `install` puts it into vLLM's model runners.
 
 `decide` is called once for each request, on the engine's thread: be quick. `write` is called in the recorder's own thread.
 A failure inside the recorder never reaches the engine: it is counted, logged once, and the recorder stops recording.
@@ -22,7 +16,7 @@ import torch
 
 from probes.errors import InputError, bounded
 from probes.record import TEXT_REGIONS
-from probes.vllm.masses import NO_SLOT, Boundaries
+from probes.vllm.boundaries import NO_SLOT, Boundaries
 from probes.vllm.requests import ContradictionError, NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import LEVELS, RowLayout, Rows, as_records
 from probes.vllm.transport import SERIAL_MASK, Clock, Transport
@@ -368,15 +362,3 @@ class Recording:
             if recorder.is_ready:
                 recorder.transport.stop()
                 recorder.is_ready = False
-
-
-def install(config: RecorderConfig) -> Recording:
-    """Every engine that this process builds from now on is recorded, until `uninstall`.
-
-    Raises InputError where vLLM is not installed or of a version whose hooks were never read.
-    """
-    from probes.vllm.hooks import patch_runners
-
-    recording = Recording(config)
-    patch_runners(recording)
-    return recording

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class OpenRequest:
     num_steps: int = 0
 
     def __post_init__(self) -> None:
-        fields: list[tuple] = [("row", self.layout.dtype), ("num_drafts", "<i4"), ("laps_us", "<f4", (2,))]
+        fields: list[tuple[Any, ...]] = [("row", self.layout.dtype), ("num_drafts", "<i4"), ("laps_us", "<f4", (2,))]
         self._steps = np.zeros(FIRST_STEPS, fields)
 
     def add(self, row: np.void, num_drafts: int, laps_us: tuple[float, float]) -> None:

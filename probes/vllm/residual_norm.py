@@ -6,8 +6,10 @@ must be there before compilation. Knows no runner.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _library = torch.library.Library("driftscope", "FRAGMENT")
 _library.define("residual_norm(Tensor branch, Tensor residual, Tensor(a!) out) -> ()")
@@ -26,7 +28,7 @@ _library.impl("residual_norm", _residual_norm, "CompositeExplicitAutograd")
 torch.library.register_fake("driftscope::residual_norm", lambda branch, residual, out: None, lib=_library)
 
 
-def record_residual_norm(norm: nn.Module, max_num_tokens: int) -> Tensor:
+def record_residual_norm(norm: Any, max_num_tokens: int) -> Tensor:
     """From now on each call `norm(branch, residual)` leaves ||branch + residual|| of its tokens -> float32 [token]."""
     device = norm.weight.device
     norm.register_buffer(
@@ -35,10 +37,11 @@ def record_residual_norm(norm: nn.Module, max_num_tokens: int) -> Tensor:
     kind = type(norm)
 
     class RecordedNorm(kind):  # type: ignore[misc, valid-type]
-        def forward(self, branch: Tensor, residual: Tensor | None = None):
+        def forward(self, branch: Tensor, residual: Tensor | None = None) -> Any:
             if residual is not None:
                 torch.ops.driftscope.residual_norm(branch, residual, self.driftscope_residual_norm)
             return kind.forward(self, branch, residual)
 
     norm.__class__ = RecordedNorm
-    return norm.driftscope_residual_norm
+    written: Tensor = norm.driftscope_residual_norm
+    return written

@@ -6,11 +6,11 @@ end of the response and rounds that were never verified have the reason `unverif
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from probes.record import REGIONS, RejectionReason, RoundBatch
+from probes.record import REGIONS, ConditionKey, RejectionReason, RoundBatch
 from probes.vllm.requests import RequestRounds
 from probes.vllm.rows import COUNTED
 
@@ -18,21 +18,17 @@ DEFAULT_LEVEL_REGIONS = ("own", "current", "sink", "response", "unknown")
 """Of these level `default` stores the head mean; `unknown` is the rest: the prompt, not told apart."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """What a batch is stored under."""
-
-    drafter: str
-    prompt_id: str
-    system_prompt: str
-    template: str
-    context_tokens: int
-
-
 def round_batch(
-    rounds: RequestRounds, condition: Condition, *, num_tokens: int, in_draft_vocab: np.ndarray, norm_output: bool
+    rounds: RequestRounds,
+    condition: ConditionKey,
+    prompt_id: str,
+    *,
+    num_tokens: int,
+    in_draft_vocab: np.ndarray,
+    norm_output: bool,
 ) -> RoundBatch:
-    """All rounds of a request. `num_tokens` = L: prompt and response, without what the engine emitted past the stop.
+    """All rounds of a request, stored under this condition and prompt. `num_tokens` = L: prompt and response, without what
+    the engine emitted past the stop.
 
     `in_draft_vocab` bool [vocab]; `norm_output`: the drafter feeds back the normed state.
     Raises ValueError when the engine emitted less than the response.
@@ -48,11 +44,8 @@ def round_batch(
     last = np.flatnonzero(is_counted)[-1:]
     trimmed = int(start[last[0]] + accepted_drafts[last[0]] + 1 - (num_tokens - 2)) if len(last) else None
     return RoundBatch(
-        drafter=condition.drafter,
-        prompt_id=condition.prompt_id,
-        system_prompt=condition.system_prompt,
-        template=condition.template,
-        context_tokens=condition.context_tokens,
+        **condition._asdict(),
+        prompt_id=prompt_id,
         engine="vllm",
         depth=depth,
         num_trimmed_tokens=trimmed,
@@ -94,7 +87,7 @@ def _labels(
     return accepted, np.where(has_label, emitted, -1).astype(np.int32), reason
 
 
-def _measured(rounds: RequestRounds, norm_output: bool) -> dict:
+def _measured(rounds: RequestRounds, norm_output: bool) -> dict[str, Any]:
     """The columns of levels `default` and `heads`."""
     rows, layout = rounds.rows, rounds.layout
     if layout.level == "counts":
@@ -105,7 +98,9 @@ def _measured(rounds: RequestRounds, norm_output: bool) -> dict:
     hidden_in[:, 1:, 0] = feedback[:, :-1]
     hidden_out[:, :, -1] = rows["hidden_out_norm"][:, :, -1] if norm_output else feedback
     unmeasured = set(rounds.unmeasured) | ({"fusion_energy"} if "fusion_share" in rounds.unmeasured else set())
-    columns = {name: rows[name].copy() for name in layout.columns if name not in COUNTED and name not in unmeasured}
+    columns: dict[str, Any] = {
+        name: rows[name].copy() for name in layout.columns if name not in COUNTED and name not in unmeasured
+    }
     columns |= {"hidden_in_norm": hidden_in, "hidden_out_norm": hidden_out}
     if "mass" in columns:
         names = REGIONS if layout.level == "heads" else DEFAULT_LEVEL_REGIONS

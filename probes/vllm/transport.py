@@ -48,10 +48,10 @@ class Clock:
     def laps_us(self) -> tuple[float, float]:
         """-> (begin to sampled, sampled to drafted). On CUDA only once the last event has passed."""
         if self._is_cuda:
-            a, b, c = self._events
-            return a.elapsed_time(b) * 1e3, b.elapsed_time(c) * 1e3
-        a, b, c = self._times
-        return b - a, c - b
+            begun, sampled, drafted = self._events
+            return begun.elapsed_time(sampled) * 1e3, sampled.elapsed_time(drafted) * 1e3
+        begin, sample, draft = self._times
+        return sample - begin, draft - sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Transport:
     fail: Callable[[Exception], None]
     num_lost: int = 0
     serial: int = 0  # of the last step that began
-    _entries: deque = field(default_factory=deque)  # its two ends are used without a lock
+    _entries: deque[_Entry | None] = field(default_factory=deque)  # its two ends are used without a lock
     _some: threading.Event = field(default_factory=threading.Event)  # there are entries after there were none
     _hurry: threading.Event = field(default_factory=threading.Event)  # take them now
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probes.vllm.attach import prepare, schedule
-from probes.vllm.depth_writer import Probe
-from probes.vllm.hooks import wrap
+from probes.vllm.attach import prepare, schedule, wrap
+from probes.vllm.depth_writer import DepthWriter
 from probes.vllm.recorder import Recorder
 
 
@@ -21,8 +20,8 @@ def attach(runner: Any, recorder: Recorder) -> None:
     drafter = runner.drafter
     prepare(recorder, runner, drafter.model, runner_name="V1", device=runner.device)
     step = torch.zeros((), dtype=torch.int64, device=runner.device)
-    probe = Probe(recorder, drafter.model, step, drafter.max_num_tokens)
-    hooks = _Hooks(runner, recorder, probe)
+    writer = DepthWriter(recorder, drafter.model, step, drafter.max_num_tokens)
+    hooks = _Hooks(runner, recorder, writer)
     wrap(runner, "execute_model", hooks.execute_model)
     wrap(runner, "_sample", hooks.sample)
     wrap(runner, "sample_tokens", hooks.sample_tokens)
@@ -32,27 +31,21 @@ def attach(runner: Any, recorder: Recorder) -> None:
 
 
 class _Hooks:
-    def __init__(self, runner: Any, recorder: Recorder, probe: Probe) -> None:
-        self.runner, self.recorder, self.probe = runner, recorder, probe
+    def __init__(self, runner: Any, recorder: Recorder, writer: DepthWriter) -> None:
+        self.runner, self.recorder, self.writer = runner, recorder, writer
         self._last_slots: Tensor | None = None  # [row], while a proposal is made
         self._aux: Tensor | None = None
         self._depth = 0
 
-    def execute_model(self, original: Any) -> Any:
-        def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(schedule, self.recorder, scheduler_output)
-            return original(scheduler_output, *args, **kwargs)
+    def execute_model(self, original: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(schedule, self.recorder, scheduler_output)
+        return original(scheduler_output, *args, **kwargs)
 
-        return recorded
-
-    def sample(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._write_sampled, output)
-            return output
-
-        return recorded
+    def sample(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._write_sampled, output)
+        return output
 
     def _write_sampled(self, output: Any) -> None:
         tokens = output.sampled_token_ids  # [row, 1 or K+1], -1 where rejected
@@ -66,16 +59,13 @@ class _Hooks:
         rows.first("emitted", num_rows)[:, : tokens.shape[1]].copy_(tokens)
         recorder.mark(1)
 
-    def propose(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self._begin, kwargs)
-            drafts = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._finish, drafts)
-            self._last_slots = self._aux = None
-            return drafts
-
-        return recorded
+    def propose(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self._begin, kwargs)
+        drafts = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._finish, drafts)
+        self._last_slots = self._aux = None
+        return drafts
 
     def _begin(self, arguments: dict[str, Any]) -> None:
         if not self.recorder.is_recording:
@@ -85,54 +75,45 @@ class _Hooks:
         self._last_slots = (metadata.query_start_loc[1:] - 1 if last is None else last).long()
         self._depth = 0
 
-    def combine(self, original: Any) -> Any:
-        def recorded(aux: Tensor) -> Tensor:
-            self._aux = aux
-            return original(aux)
+    def combine(self, original: Any, aux: Tensor) -> Tensor:
+        self._aux = aux
+        return original(aux)
 
-        return recorded
-
-    def forward(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            if self._last_slots is None:
-                return original(*args, **kwargs)
-            self.recorder.guarded(self._before_forward, kwargs)
-            try:
-                result = original(*args, **kwargs)
-                self.recorder.guarded(self._after_forward, result)
-            finally:
-                self.probe.leave()
-            return result
-
-        return recorded
+    def forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._last_slots is None:
+            return original(*args, **kwargs)
+        self.recorder.guarded(self._before_forward, kwargs)
+        try:
+            result = original(*args, **kwargs)
+            self.recorder.guarded(self._after_forward, result)
+        finally:
+            self.writer.leave()
+        return result
 
     def _before_forward(self, arguments: dict[str, Any]) -> None:
         assert self._last_slots is not None
-        probe, is_first = self.probe, self._depth == 0
-        probe.step.fill_(self._depth)
-        probe.enter(len(self._last_slots), self._last_slots if is_first else None, arguments["positions"])
+        writer, is_first = self.writer, self._depth == 0
+        writer.step.fill_(self._depth)
+        writer.enter(len(self._last_slots), self._last_slots if is_first else None, arguments["positions"])
         if is_first:
-            probe.write_start()
-            probe.write_fused(arguments["hidden_states"])
+            writer.write_start()
+            writer.write_fused(arguments["hidden_states"])
 
     def _after_forward(self, result: tuple[Tensor, Tensor]) -> None:
-        self.probe.write_feedback(result[1])
+        self.writer.write_feedback(result[1])
         self._depth += 1
 
     def _finish(self, drafts: Tensor) -> None:
         self.recorder.rows.first("draft_token", len(drafts))[:, : drafts.shape[1]].copy_(drafts)
         if self._aux is not None and self._last_slots is not None:
-            self.probe.write_fusion(self._aux, self._last_slots)
+            self.writer.write_fusion(self._aux, self._last_slots)
         self.recorder.mark(2)
 
-    def sample_tokens(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self._send)
-            return result
-
-        return recorded
+    def sample_tokens(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self._send)
+        return result
 
     def _send(self) -> None:
         self.recorder.keep_rows()

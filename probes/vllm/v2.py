@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probes.vllm.attach import prepare, schedule
-from probes.vllm.depth_writer import Probe
-from probes.vllm.hooks import wrap
+from probes.vllm.attach import prepare, schedule, wrap
+from probes.vllm.depth_writer import DepthWriter
 from probes.vllm.recorder import Recorder
 from probes.vllm.transport import SERIAL_MASK
 
@@ -25,14 +24,18 @@ def attach(runner: Any, recorder: Recorder) -> None:
     """Wraps this runner's methods. Raises what `attach.prepare` raises."""
     speculator = runner.speculator
     prepare(recorder, runner, speculator.model, runner_name="V2", device=speculator.device)
-    hook(runner, recorder, Probe(recorder, speculator.model, speculator.current_draft_step, speculator.max_num_tokens))
+    hook(
+        runner,
+        recorder,
+        DepthWriter(recorder, speculator.model, speculator.current_draft_step, speculator.max_num_tokens),
+    )
 
 
-def hook(runner: Any, recorder: Recorder, probe: Probe) -> None:
+def hook(runner: Any, recorder: Recorder, writer: DepthWriter) -> None:
     """The same, for a recorder that is prepared."""
     recorder.read_output = read_output
     speculator = runner.speculator
-    hooks = _Hooks(runner, recorder, probe)
+    hooks = _Hooks(runner, recorder, writer)
     wrap(runner, "execute_model", hooks.execute_model)
     wrap(runner, "sample_tokens", hooks.sample_tokens)
     wrap(speculator, "propose", hooks.propose)
@@ -51,8 +54,8 @@ def read_output(output: Any, records: np.ndarray) -> None:
 
 
 class _Hooks:
-    def __init__(self, runner: Any, recorder: Recorder, probe: Probe) -> None:
-        self.runner, self.recorder, self.probe = runner, recorder, probe
+    def __init__(self, runner: Any, recorder: Recorder, writer: DepthWriter) -> None:
+        self.runner, self.recorder, self.writer = runner, recorder, writer
         self.speculator = speculator = runner.speculator
         self.last_depth = speculator.num_speculative_steps - 1
         device = speculator.device
@@ -61,35 +64,29 @@ class _Hooks:
         self._has_strayed = True  # `_count` is not the transport's: something was drafted outside of a step
         self._aux: Tensor | None = None  # this step's, outside of graphs
         self._kept_aux: Tensor | None = None  # its first tokens at an address that graphs know
-        if probe.aux_width is not None:
+        if writer.aux_width is not None:
             most_captured = runner.vllm_config.compilation_config.max_cudagraph_capture_size or 0
             # a FULL graph may be for more tokens than those of all decoding requests: for prompts among them
             num_tokens = max(speculator.max_num_reqs * (speculator.num_speculative_steps + 1), most_captured)
-            self._kept_aux = torch.zeros(num_tokens, probe.aux_width, dtype=speculator.dtype, device=device)
+            self._kept_aux = torch.zeros(num_tokens, writer.aux_width, dtype=speculator.dtype, device=device)
 
-    def execute_model(self, original: Any) -> Any:
-        def recorded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run"):
-                self.recorder.guarded(self.recorder.drop_step)
-            else:
-                self.recorder.guarded(schedule, self.recorder, scheduler_output)
-            return original(scheduler_output, *args, **kwargs)
+    def execute_model(self, original: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):
+            self.recorder.guarded(self.recorder.drop_step)
+        else:
+            self.recorder.guarded(schedule, self.recorder, scheduler_output)
+        return original(scheduler_output, *args, **kwargs)
 
-        return recorded
-
-    def propose(self, original: Any) -> Any:
-        def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self._before_proposal, input_batch, kwargs.get("dummy_run", False))
-            self._is_proposing = True
-            try:
-                drafts = original(input_batch, *args, **kwargs)
-                if self.recorder.is_recording:
-                    self.recorder.guarded(self._after_proposal, input_batch.num_reqs)
-            finally:
-                self._is_proposing, self._aux = False, None
-            return drafts
-
-        return recorded
+    def propose(self, original: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self._before_proposal, input_batch, kwargs.get("dummy_run", False))
+        self._is_proposing = True
+        try:
+            drafts = original(input_batch, *args, **kwargs)
+            if self.recorder.is_recording:
+                self.recorder.guarded(self._after_proposal, input_batch.num_reqs)
+        finally:
+            self._is_proposing, self._aux = False, None
+        return drafts
 
     def _before_proposal(self, input_batch: Any, is_dummy: bool) -> None:
         serial = self.recorder.transport.begin()
@@ -101,19 +98,16 @@ class _Hooks:
             self.recorder.mark(1)
 
     def _after_proposal(self, num_rows: int) -> None:
-        if self._kept_aux is None and self._aux is not None and self.probe.has_norms:
-            self.probe.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
+        if self._kept_aux is None and self._aux is not None and self.writer.has_norms:
+            self.writer.write_fusion(self._aux, self.speculator.last_token_indices[:num_rows])
             self.recorder.transport.keep_columns(num_rows, ("fusion_share", "fusion_energy", "aux_norm"))
         self.recorder.mark(2)
 
-    def combine(self, original: Any) -> Any:
-        def recorded(aux: Tensor) -> Tensor:
-            self._aux = aux
-            if self._kept_aux is not None and self.recorder.is_recording:
-                self.recorder.guarded(self._keep_aux, aux)
-            return original(aux)
-
-        return recorded
+    def combine(self, original: Any, aux: Tensor) -> Tensor:
+        self._aux = aux
+        if self._kept_aux is not None and self.recorder.is_recording:
+            self.recorder.guarded(self._keep_aux, aux)
+        return original(aux)
 
     def _keep_aux(self, aux: Tensor) -> None:
         assert self._kept_aux is not None
@@ -122,26 +116,23 @@ class _Hooks:
             aux = aux[:most]
         self._kept_aux.narrow(0, 0, len(aux)).copy_(aux)
 
-    def prefill(self, original: Any) -> Any:
-        def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
-            self._has_strayed |= not self._is_proposing
-            self.recorder.guarded(self._before_prefill, num_reqs)
-            try:
-                result = original(num_reqs, *args, **kwargs)
-            finally:
-                self.probe.leave()
-            if self.last_depth == 0:
-                self.recorder.guarded(self._keep_rows, num_reqs)
-            return result
-
-        return recorded
+    def prefill(self, original: Any, num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+        self._has_strayed |= not self._is_proposing
+        self.recorder.guarded(self._before_prefill, num_reqs)
+        try:
+            result = original(num_reqs, *args, **kwargs)
+        finally:
+            self.writer.leave()
+        if self.last_depth == 0:
+            self.recorder.guarded(self._keep_rows, num_reqs)
+        return result
 
     def _before_prefill(self, num_reqs: int) -> None:
         from probes.vllm.ring_triton import begin_round
 
         speculator, rows = self.speculator, self.recorder.rows
         last, positions = speculator.last_token_indices, speculator.input_buffers.positions
-        self.probe.enter(num_reqs, last, positions)
+        self.writer.enter(num_reqs, last, positions)
         begin_round(
             positions,
             last,
@@ -152,20 +143,17 @@ class _Hooks:
             SERIAL_MASK,
         )
         if self._kept_aux is not None:
-            self.probe.write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
-        self.probe.write_fused(speculator.hidden_states)
+            self.writer.write_fusion(self._kept_aux if self._aux is None else self._aux, last[:num_reqs])
+        self.writer.write_fused(speculator.hidden_states)
 
-    def generate_draft(self, original: Any) -> Any:
-        def recorded(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.guarded(self.probe.enter, num_reqs, None, self.speculator.input_buffers.positions)
-            try:
-                result = original(num_reqs, *args, **kwargs)
-            finally:
-                self.probe.leave()
-            self.recorder.guarded(self._keep_rows, num_reqs)
-            return result
-
-        return recorded
+    def generate_draft(self, original: Any, num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.guarded(self.writer.enter, num_reqs, None, self.speculator.input_buffers.positions)
+        try:
+            result = original(num_reqs, *args, **kwargs)
+        finally:
+            self.writer.leave()
+        self.recorder.guarded(self._keep_rows, num_reqs)
+        return result
 
     def _keep_rows(self, num_rows: int) -> None:
         """At the last depth alone, which only the device knows in a graph."""
@@ -183,21 +171,15 @@ class _Hooks:
             first_draft=rows.first_word("draft_token"),
         )
 
-    def run_model(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            feedback = result[1] if isinstance(result, tuple) else result
-            if self.probe.is_inside:
-                self.recorder.guarded(self.probe.write_feedback, feedback)
-            return result
+    def run_model(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        feedback = result[1] if isinstance(result, tuple) else result
+        if self.writer.is_inside:
+            self.recorder.guarded(self.writer.write_feedback, feedback)
+        return result
 
-        return recorded
-
-    def sample_tokens(self, original: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self.recorder.is_recording:
-                self.recorder.guarded(self.recorder.send_step, result)
-            return result
-
-        return recorded
+    def sample_tokens(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self.recorder.is_recording:
+            self.recorder.guarded(self.recorder.send_step, result)
+        return result

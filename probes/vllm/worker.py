@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from vllm.platforms import current_platform
 
-from probes.vllm.hooks import attach
+from probes.vllm.install import attach
 from probes.vllm.recorder import RecorderConfig, Recording
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.settings import runner_settings
@@ -36,7 +36,7 @@ def decide(request: NewRequest) -> Sampled | None:
     return Sampled(label=request.label, region=np.frombuffer(as_bytes, np.uint8) if as_bytes else None)
 
 
-class RecordedWorker(Worker):
+class RecordedWorker(Worker):  # type: ignore[misc]  # vLLM has no types here
     """Each tensor parallel rank has one; all record."""
 
     _recording: Recording | None = None  # until the weights are loaded

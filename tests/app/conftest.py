@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftscope_app.page import TITLES
 from streamlit.testing.v1 import AppTest
 
 from driftscope.runs import read_run
@@ -16,9 +17,7 @@ from driftscope.summary import ConditionSummary, Summary, summarise
 from tests.app.varied_run import write_varied_run
 
 APP = Path(__file__).parents[2] / "app"
-sys.path.insert(0, str(APP))  # as `streamlit run app` does
-
-PAGES = ("overview", "compare", "depth", "heads", "fusion", "context", "rounds", "probe", "definitions")
+PAGES = tuple(title.lower() for title in TITLES)
 
 OpenApp = Callable[..., AppTest]
 

@@ -14,6 +14,10 @@ from probes.record import REGIONS, RejectionReason
 from tests.app.conftest import APP, PAGES, OpenApp, charts, texts
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    assert sorted(PAGES) == sorted(file.stem for file in (APP / "views").glob("*.py"))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_chart_has_its_numbers_in_words(open_app: OpenApp, page: str) -> None:
     at = open_app(page)

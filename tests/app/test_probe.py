@@ -15,11 +15,24 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from driftscope_app.option_form import FORM
 
 from driftscope.builtin import sample_prompts
 from driftscope.cli import main
+from driftscope.plan import Plan
 from driftscope.prompts import PROMPT_SUFFIXES, read_prompts
 from tests.app.conftest import OpenApp, checked, texts
+
+BY_THE_PAGE = ("target", "drafter", "system_prompt", "prompts", "turns")
+NOT_IN_FORM = {
+    **dict.fromkeys(("template", "documents", "vllm"), "needs files or a table of its own: write a plan file"),
+    **dict.fromkeys(("prompt_format", "batch_size"), "its default fits nearly always"),
+    **dict.fromkeys(("level", "sink_slots", "last_tokens", "target_attention", "seed"), "for a second, closer look"),
+    **dict.fromkeys(("interventions", "reference_target"), "`driftscope diagnose` runs them on a finished run"),
+    **dict.fromkeys(("costs", "costs_context_tokens"), "means nothing while the app shares the machine"),
+    **dict.fromkeys(("text", "redact"), "the app shows prompts; who may not see them starts the probe elsewhere"),
+    "trust_remote_code": "a page in a browser must not run foreign code",
+}
 
 
 def command(at: object) -> list[str]:
@@ -46,7 +59,7 @@ def test_the_command_follows_the_form(open_app: OpenApp, tmp_path: Path) -> None
     assert words[words.index("--out") + 1] == str(tmp_path / "probe-1.drift")
     at.text_input(key="probe_name").set_value("mine")
     at.text_area(key="probe_drafters").set_value("a=/models/a\n\nb=org/b@main\n")
-    at.text_input(key="probe_contexts").set_value("0, 1024")
+    at.text_input(key="probe_context_tokens").set_value("0, 1024")
     at.number_input(key="probe_depth").set_value(3)
     at.selectbox(key="probe_engine").set_value("live")
     at.number_input(key="probe_temperature").set_value(0.7)
@@ -66,6 +79,18 @@ def test_the_command_follows_the_form(open_app: OpenApp, tmp_path: Path) -> None
     ]:
         assert pair in pairs
     assert any(w.startswith("policy=") and w.endswith("policy.txt") for w in words)
+
+
+def test_every_option_of_a_plan_is_asked_for_or_left_out_with_a_reason(open_app: OpenApp, tmp_path: Path) -> None:
+    named = [*FORM, *BY_THE_PAGE, *NOT_IN_FORM]
+    assert sorted(named) == sorted(Plan.model_fields)
+    at = open_app("probe", folder=tmp_path)
+    at.number_input(key="probe_temperature").set_value(0.5)
+    at.selectbox(key="probe_engine").set_value("live")
+    checked(at.run())
+    fields = {w.key: w.help for w in (*at.number_input, *at.text_input, *at.selectbox) if w.key}
+    assert {name: fields[f"probe_{name}"] for name in FORM} == {n: Plan.model_fields[n].description for n in FORM}
+    assert at.number_input(key="probe_depth").max == 64
 
 
 def test_typed_prompts_become_files_of_the_command(open_app: OpenApp, tmp_path: Path) -> None:
@@ -178,7 +203,7 @@ def test_sampling_is_asked_for_above_temperature_zero_and_drawn_drafts_of_the_lo
         ("probe_name", "a/b", "Use letters"),
         ("probe_name", "", "Use letters"),
         ("probe_target", " ", "Give a target"),
-        ("probe_contexts", "1,x", "whole numbers"),
+        ("probe_context_tokens", "1,x", "whole numbers"),
     ],
 )
 def test_what_cannot_be_started_is_said_and_the_button_is_off(
@@ -328,8 +353,6 @@ def test_another_process_with_the_same_id_is_not_ours(tmp_path: Path, more: dict
 def test_an_engine_is_offered_only_where_it_is_installed(
     open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from driftscope.plan import Plan
-
     field = Plan.model_fields["engine"]
     monkeypatch.setattr(field, "annotation", Literal["replay", "live", "vllm"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -24,7 +24,6 @@ from driftscope.builtin import sample_prompts
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
 AXE = ROOT / ".venv" / "node" / "node_modules" / "axe-core" / "axe.min.js"
-PAGES = ("Overview", "Compare", "Depth", "Heads", "Fusion", "Context", "Rounds", "Probe", "Definitions")
 SECONDS = 1_000  # playwright counts in ms
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 

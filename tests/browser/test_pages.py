@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from driftscope_app.page import TITLES
 from playwright.sync_api import expect
 
-from tests.browser.conftest import PAGES, Visitor, describe
+from tests.browser.conftest import Visitor, describe
 
 
 @pytest.mark.parametrize("visit", ["light", "dark", "narrow"], indirect=True)
@@ -13,7 +14,7 @@ def test_every_page(visit: Visitor, request: pytest.FixtureRequest) -> None:
     mode = request.node.callspec.params["visit"]
     visit.open()
     found = {}
-    for title in PAGES:
+    for title in TITLES:
         visit.go(title)
         if title not in ("Probe", "Definitions"):
             expect(visit.page.locator(".js-plotly-plot").first).to_be_visible()

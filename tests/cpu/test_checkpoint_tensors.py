@@ -17,6 +17,7 @@ from probes.checkpoint.read import read_spec
 from probes.checkpoint.safetensors_file import LocalFile, read_array, read_header
 from probes.checkpoint.spec import DrafterSpec
 from probes.checkpoint.tensors import load_tensors
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError
 from tests.checkpoint_writers import PRODUCERS, Tiny, config, file_name, weights, write_checkpoint
@@ -55,7 +56,7 @@ def two_depths(drafter: Drafter) -> tuple[torch.Tensor, ...]:
     aux = {i: torch.randn(12, spec.target_hidden_size, generator=generator) for i in spec.aux_layer_ids}
     cache = prefill(drafter, token_ids, aux)
     regions = torch.zeros(cache.num_slots, dtype=torch.uint8)
-    hidden = drafter.fuse(torch.cat([aux[i][10:11] for i in spec.aux_layer_ids], -1))
+    hidden = drafter.true_state(torch.cat([aux[i][10:11] for i in spec.aux_layer_ids], -1))
     first = step(drafter, cache, regions, token_ids[11:12], hidden, start=10)
     draft = drafter.to_target_ids(first.logits.argmax(-1))
     second = step(drafter, cache, regions, draft, first.feedback, start=10, own=first.own)
@@ -77,7 +78,7 @@ def test_every_layout_gives_identical_logits(tmp_path: Path, tiny: Tiny) -> None
     outputs = {}
     for producer in PRODUCERS:
         path = written(tmp_path / producer, producer, tiny)
-        drafter = Drafter.load(spec_of(path, tiny), load_tensors(path, spec_of(path, tiny)), target_embedding=embedding)
+        drafter = Eagle3.load(spec_of(path, tiny), load_tensors(path, spec_of(path, tiny)), target_embedding=embedding)
         outputs[producer] = two_depths(drafter)
     for producer in PRODUCERS:
         for actual, expected in zip(outputs[producer], outputs["specforge"], strict=True):

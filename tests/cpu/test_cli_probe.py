@@ -19,7 +19,7 @@ from torch import Tensor
 
 from driftscope.cli import main
 from driftscope.runs import RunStatus, RunWriter, read_run
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.record import Record
 from tests.tiny_models import matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pair")
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
     lines = [{"question_id": i, "category": "test", "turns": [turn]} for i, turn in enumerate(TURNS)]
     (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (root / "document.txt").write_text("the lamp was lit again and the tide came in. " * 60)
@@ -332,8 +332,8 @@ def test_probabilistic_drafts_cut_sampling_and_what_they_cannot_be_combined_with
     assert main(["runs", "verify", str(out)]) == 0
     capsys.readouterr()
     for changes, words in (
-        ({}, "take engine live"),
-        ({"engine": "vllm"}, "take live"),
+        ({}, "use engine live"),
+        ({"engine": "vllm"}, "use engine live"),
         ({"engine": "live", "interventions": "all"}, "greedy drafts only"),
         ({"engine": "live", "top_p": "0"}, "top_p"),
     ):

@@ -7,6 +7,7 @@ import torch
 
 from probes.chain import costs as costs_module
 from probes.chain.costs import measure_costs
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.errors import InputError
 from probes.target.model import Target
@@ -19,7 +20,7 @@ DEPTH = 3
 def pair() -> tuple[Target, Drafter]:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, num_layers=2, sliding_window=5)
-    return Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids), Drafter.load(spec, tensors)
+    return Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids), Eagle3.load(spec, tensors)
 
 
 def test_every_batch_and_context_has_a_row(pair: tuple[Target, Drafter]) -> None:

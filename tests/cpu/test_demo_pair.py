@@ -10,9 +10,10 @@ import pytest
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter
 from driftscope.cli.demo import demo_plan
+from driftscope.plan_files import read_job
 from probes.conditions import Job
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import PromptRecord, RoundBatch
 
 MAX_BYTES = 36_000_000
@@ -20,7 +21,7 @@ MAX_BYTES = 36_000_000
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    job, _ = demo_plan("replay", "cpu").job()
+    job, _ = read_job(demo_plan())
     kept = [s for s in job.system_prompts if s.name in ("default", "persona")]
     return replace(job, prompts=job.prompts[:3], system_prompts=kept, context_tokens=(0, 128), max_new_tokens=32)
 
@@ -32,7 +33,7 @@ def models(job: Job) -> Models:
 
 def measured(job: Job, models: Models) -> dict[tuple[str, str, int, str], RoundBatch]:
     records: list[object] = []
-    check = run_job(job, models, records.append)
+    check = measure_conditions(job, models, records.append)
     if job.engine == "live":
         assert check.num_texts == check.num_identical + check.num_first_differences_tied
         assert check.num_texts > 0

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from driftscope import plan as plan_module
+from driftscope import plan_files
 from driftscope.cli import main
 from driftscope.diagnosis.waterfall import join, mean_parts, waterfalls
 from driftscope.runs import read_run
-from probes.drafter.model import Drafter
+from driftscope.summary import summarise
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.interventions.registry import ALL
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
@@ -31,11 +32,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_target(seed=0, num_layers=7, noise=0.5, folder=root / "target")
     spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))
     embedding = model.model.embed_tokens.weight
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=embedding), root / "sound")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=embedding), root / "sound")
     for name in "qkv":
         key = f"layers.0.self_attn.{name}_proj.weight"
         tensors[key] = tensors[key].roll(spec.hidden_size, dims=1)
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=embedding), root / "swapped")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=embedding), root / "swapped")
     lines = [{"question_id": i, "category": "test", "turns": [turn]} for i, turn in enumerate(TURNS)]
     (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root
@@ -145,8 +146,10 @@ def test_the_waterfall_is_the_walks(run: Path, tmp_path: Path, capsys: pytest.Ca
         of = [fall for key, fall in falls.items() if key.drafter == condition["drafter"]]
         total = join(of)
         assert condition["waterfall"] == pytest.approx(mean_parts(total), abs=1e-12)
-        tokens = total.num_tokens.sum() / total.num_rounds.sum()
-        assert sum(condition["waterfall"].values()) == pytest.approx(3 + 1 - tokens, abs=1e-9)
+        [walk] = [c.walk for c in summarise(read_run(run)).conditions if c.drafter == condition["drafter"]]
+        assert walk is not None
+        assert walk.tokens_per_round is not None
+        assert sum(condition["waterfall"].values()) == pytest.approx(3 + 1 - walk.tokens_per_round, abs=1e-9)
 
 
 def test_probe_runs_interventions_when_asked_also_without_text(
@@ -225,13 +228,13 @@ def test_a_target_that_is_gone_is_said_and_the_rest_is_judged(
 def test_files_are_read_once_a_command(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interventions rewrite the texts that were measured, also where a prompt file changes while the probe runs."""
     reads: list[Path] = []
-    read_prompts = plan_module.read_prompts
+    read_prompts = plan_files.read_prompts
 
     def counted(path: Path, **options: Any) -> Any:
         reads.append(path)
         return read_prompts(path, **options)
 
-    monkeypatch.setattr(plan_module, "read_prompts", counted)
+    monkeypatch.setattr(plan_files, "read_prompts", counted)
     out = tmp_path / "once.drift"
     options = ["--target", str(pair / "target"), "--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "1"]
     asked = ["--drafter", f"d={pair / 'sound'}", "--max-new-tokens", "8", "--depth", "2", "--interventions", "fresh"]

@@ -17,7 +17,7 @@ from benchmarks.fault_bench.run import Answer, Options, run_case
 from benchmarks.fault_bench.table import confusion, counts, judged, table
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
 from probes.chain.draft_loop import DraftLoop
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from tests.tiny_models import random_tensors, tiny_spec, tiny_target
 
 CASES = {case.name: case for case in cases_of(PAIRS["tiny"]())}
@@ -112,7 +112,7 @@ def test_a_4_bit_matrix_has_16_values_a_group(tmp_path: Path) -> None:
 
 def test_broken_engines_last_only_as_long_as_asked() -> None:
     spec = tiny_spec()
-    drafter = Drafter.load(spec, random_tensors(spec, 0))
+    drafter = Eagle3.load(spec, random_tensors(spec, 0))
     stream = torch.ones(1, spec.hidden_size)
     logits, feedback = drafter.predict(stream)
     with zeroed_feedback():

@@ -14,17 +14,23 @@ import torch
 from probes.chain.replay import replay
 from probes.chain.step import prefill
 from probes.conditions import Job, PromptInput, SystemPrompt, Template
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.errors import InputError
-from probes.interventions.acceptance import ChainChange, accept
-from probes.interventions.base import DrafterIntervention, Parts, TargetFacts
-from probes.interventions.finished_texts import num_suffix_tokens
+from probes.interventions.acceptance import ChainChange, Counts, accept
+from probes.interventions.base import Intervention
+from probes.interventions.changed_drafter import DrafterIntervention
+from probes.interventions.finished_text import DrafterVariants, FinishedText
+from probes.interventions.loading import for_interventions
+from probes.interventions.parts import Parts, TargetFacts
+from probes.interventions.path_patches import PATHS
 from probes.interventions.paths import patch_paths
 from probes.interventions.reference import gram_similarity
-from probes.interventions.registry import ALL, BY_ID, PATHS, documentation, select
+from probes.interventions.registry import ALL, BY_ID, documentation, select
+from probes.interventions.rewriting import num_suffix_tokens
 from probes.interventions.run import Interventions
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import TEXT_REGIONS, InterventionCounts, PromptRecord, RoundBatch, TargetStates
 from tests.cpu.test_replay_reference import DEPTH, FLAGS, NUM_PROMPT, NUM_RESPONSE, make_prompt, make_text
 from tests.tiny_models import ROPE, matched_drafter, random_tensors, tiny_spec, tiny_target
@@ -42,7 +48,7 @@ def made_text(flags: dict[str, Any], seed: int = 3) -> tuple[Drafter, Any, dict[
     spec = tiny_spec(**flags)
     tensors = random_tensors(spec, seed)
     trace, _ = make_text(spec, tensors, num_prompt=NUM_PROMPT, num_tokens=NUM_PROMPT + NUM_RESPONSE + DEPTH, seed=seed)
-    return Drafter.load(spec, tensors), trace, tensors
+    return Eagle3.load(spec, tensors), trace, tensors
 
 
 @pytest.mark.parametrize("flags", LAYERS.values(), ids=LAYERS.keys())
@@ -74,7 +80,7 @@ def test_no_patch_is_the_chain_and_all_patches_are_fresh(flags: dict[str, Any]) 
 @pytest.mark.parametrize("flags", [{}, {"num_layers": 2}], ids=["one layer", "two layers"])
 def test_every_patched_step_equals_the_oracle_of_its_paths(flags: dict[str, Any]) -> None:
     """Depth 2 by hand, float64: which of key, query and residual come from the true state."""
-    from probes.chain.step import concat_aux, step
+    from probes.chain.step import step
     from probes.interventions.paths import _patched_step
 
     drafter, trace, _ = made_text({**flags, "norm_output": True})
@@ -82,14 +88,14 @@ def test_every_patched_step_equals_the_oracle_of_its_paths(flags: dict[str, Any]
     trace = replace(trace, aux={i: a.double() for i, a in trace.aux.items()})
     start, ids = NUM_PROMPT + 1, trace.token_ids
     cache = prefill(drafter, ids, trace.aux)
-    fused = drafter.fuse(concat_aux(drafter, trace.aux, start, start + 2))
+    fused = drafter.true_state(drafter.features(trace.aux, slice(start, start + 2)))
     output = step(drafter, cache, None, ids[start + 1 : start + 2], fused[:1], start=start)
     token, hidden = ids[start + 2 : start + 3], output.feedback
     chain = step(drafter, cache, None, token, hidden, start=start, own=())
     rotation = drafter.rotation(torch.tensor([start + 1]))
     first = drafter.layers[0]
-    as_is = first.project(drafter.embed(token), hidden, rotation)
-    fresh = first.project(drafter.embed(token), fused[1:], rotation)
+    as_is = first.project(drafter.embed_tokens(token), hidden, rotation)
+    fresh = first.project(drafter.embed_tokens(token), fused[1:], rotation)
     for patch in PATHS:
         q = fresh.q if patch.patches_query else as_is.q
         stream = fresh.residual if patch.patches_residual else as_is.residual
@@ -206,7 +212,7 @@ def test_lost_parts_come_from_the_target() -> None:
 
 def test_interventions_that_change_nothing_do_not_apply() -> None:
     spec = tiny_spec(has_vocab_map=False, draft_vocab_size=160, aux_layer_ids=(2, 4, 5))
-    names = {i.id for i in ALL if isinstance(i, DrafterIntervention) and i.applies(spec, FACTS)}
+    names = {i.id for i in ALL if i.applies(spec, FACTS)}
     assert not names & {"aux_ids_default", "d2t_absolute", "full_draft_vocab", "norm_output_off", "window_off"}
     assert {"aux_ids_plus_1", "norm_output_on", "rope_target", "window_512"} <= names
     assert "rope_target_theta" not in names  # the same as rope_target
@@ -230,7 +236,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
+        write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
     write_reference(root)
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}bot:"
     return Job(
@@ -266,13 +272,13 @@ def write_reference(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def models(job: Job) -> Models:
-    return load_models(job)
+    return for_interventions(job, load_models(job))
 
 
 @pytest.fixture(scope="module")
 def measured(job: Job, models: Models) -> tuple[dict[Any, list[PromptRecord]], list[RoundBatch]]:
     records: list[Any] = []
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     texts = defaultdict(list)
     for r in records:
         if isinstance(r, PromptRecord):
@@ -359,6 +365,30 @@ def test_what_is_done_is_not_done_again(
         assert c.accepted.tolist() == first.accepted.tolist()
 
 
+def test_a_new_kind_needs_no_other_file(
+    job: Job, models: Models, measured: Any, counts: list[InterventionCounts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WalkOnly(Intervention):
+        id, kind, changes = "walk_only", "fake", "counts the rounds of the walk, of one drafter and two prompts"
+
+        def has_effect(self, on: DrafterVariants) -> bool:
+            return on.name != "eagle3"
+
+        def count(self, on: FinishedText) -> Counts | None:
+            return None if on.record.prompt_id == "1" else on.baseline.walk().beside(on.baseline)
+
+    monkeypatch.setattr("probes.interventions.run.select", lambda names: (WalkOnly(),))
+    found = [c for c in run_pass(job, models, measured[0], lambda *k: False) if c.id != "baseline"]
+    assert {(c.id, c.kind, c.drafter, c.prompt_id) for c in found} == {
+        ("walk_only", "fake", "eagle3.1", i) for i in "02"
+    }
+    walks = {key(b): b for b in measured[1]}
+    for c in found:
+        batch = walks[key(c)]
+        is_counted = batch.on_walk & batch.has_all_labels
+        assert c.accepted[0] == (batch.accepted_drafts[is_counted] >= 1).sum()
+
+
 def run_pass(job: Job, models: Models, texts: Any, is_done: Any) -> list[InterventionCounts]:
     found: list[InterventionCounts] = []
     Interventions(job, models, texts, found.append, is_done=is_done).run()
@@ -373,7 +403,7 @@ def test_a_changed_target_is_found_by_its_states(job: Job, measured: Any) -> Non
         asked = replace(job, reference_target=str(root / name), interventions=("reference_target",))
         states: list[TargetStates] = []
         found: list[InterventionCounts] = []
-        Interventions(asked, load_models(asked), texts, found.append, states.append).run()
+        Interventions(asked, for_interventions(asked, load_models(asked)), texts, found.append, states.append).run()
         assert {s.aux_layer_id for s in states} == {2, 3, 4}
         swapped = [c for c in found if c.id == "reference_target"]
         assert len(swapped) == 2 * 3
@@ -387,8 +417,9 @@ def test_a_changed_target_is_found_by_its_states(job: Job, measured: Any) -> Non
 
 def test_a_reference_of_another_shape_is_refused(job: Job, tmp_path: Path) -> None:
     tiny_target(seed=0, num_layers=6, folder=tmp_path / "other")
+    asked = replace(job, reference_target=str(tmp_path / "other"))
     with pytest.raises(InputError, match="num_hidden_layers 6"):
-        load_models(replace(job, reference_target=str(tmp_path / "other")))
+        for_interventions(asked, load_models(asked))
 
 
 def test_suffix_tokens() -> None:

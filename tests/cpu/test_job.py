@@ -15,7 +15,7 @@ from probes.conditions import Job, Progress, PromptInput, SelfCheck, SystemPromp
 from probes.errors import CheckpointError, InputError, SelfCheckError
 from probes.job import condition_texts as texts
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.prompt.under_condition import render_prompt, shared_prefix_tokens
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target.sampler import Sampler
@@ -30,14 +30,14 @@ DOCUMENT = " ".join(f"the bell rang {i} times and then the lamp was lit again" f
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A tiny target and two drafters for it on disk."""
-    from probes.drafter.model import Drafter
+    from probes.drafter.algorithms.eagle3 import Eagle3
 
     root = tmp_path_factory.mktemp("pair")
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     paths = {"target": str(root / "target")}
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        drafter = Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight)
+        drafter = Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight)
         write_checkpoint(drafter, root / name)
         paths[name] = str(root / name)
     return paths
@@ -68,7 +68,7 @@ def models(job: Job) -> Models:
 
 def run(job: Job, models: Models, **options: object) -> tuple[list[Record], SelfCheck]:
     records: list[Record] = []
-    return records, run_job(job, models, records.append, **options)  # type: ignore[arg-type]
+    return records, measure_conditions(job, models, records.append, **options)  # type: ignore[arg-type]
 
 
 def batches(records: list[Record]) -> dict[tuple[str, str, int, str], RoundBatch]:

@@ -6,7 +6,7 @@ Plain decoding is written out here: the whole text through the model again for e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from probes.chain.live import record_live, run_live, run_live_batch
+from probes.chain.live import LiveOptions, record_live, run_live_batch
 from probes.chain.replay import replay
 from probes.chain.step import prefill
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.record import COLUMNS, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target.model import Target
@@ -59,7 +60,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def shared_pair(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast) -> Pair:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, **request.param)
-    return Pair(model, Target(model, tokenizer, aux_layer_ids=spec.aux_layer_ids), spec, Drafter.load(spec, tensors))
+    return Pair(model, Target(model, tokenizer, aux_layer_ids=spec.aux_layer_ids), spec, Eagle3.load(spec, tensors))
 
 
 @pytest.fixture
@@ -110,16 +111,8 @@ def live(
     **shared: Any,
 ) -> tuple[TargetTrace, RoundBatch | None]:
     """The text and its rounds; None when no round was made."""
-    trace, rounds = run_live(
-        pair.drafter,
-        pair.target,
-        prompt,
-        prompt_id="p",
-        depth=depth,
-        max_new_tokens=max_new_tokens,
-        sampler=Sampler(temperature, seed=1),
-        **shared,
-    )
+    options = LiveOptions(depth=depth, max_new_tokens=max_new_tokens, sampler=Sampler(temperature, seed=1), **shared)
+    trace, rounds = run_live_batch(pair.drafter, pair.target, [prompt], ["p"], options)[0]
     if not rounds.starts:
         return trace, None
     return trace, record_live(pair.drafter, trace, rounds, prompt_record(trace), name="d")
@@ -379,23 +372,23 @@ def test_a_batch_of_requests_goes_the_way_of_each_alone(
     """Prompts of unequal length, one response that stops early: tokens, drafts and starts, and what is left to record."""
     prompts = [prompt_ids(tokenizer, turn) for turn in USER_TURNS]
     shared = next(i for i in range(99) if len({tuple(p[: i + 1]) for p in prompts}) > 1)
-    options: dict[str, Any] = {
-        "depth": DEPTH,
-        "max_new_tokens": MAX_NEW_TOKENS,
-        "sampler": Sampler(temperature, 1, top_k=top_k),
-        "draft_sample_method": method,
-    }
+    options = LiveOptions(
+        depth=DEPTH,
+        max_new_tokens=MAX_NEW_TOKENS,
+        sampler=Sampler(temperature, 1, top_k=top_k),
+        draft_sample_method=method,
+    )
     if has_prefix:
-        options["prefix"] = pair.target.prefill(prompts[0][:shared])
+        prefix = pair.target.prefill(prompts[0][:shared])
         ids = torch.as_tensor(prompts[0][:shared], dtype=torch.int64)
-        options["slots"] = prefill(pair.drafter, ids, options["prefix"].aux)
+        options = replace(options, prefix=prefix, slots=prefill(pair.drafter, ids, prefix.aux))
     names = [f"p{i}" for i in range(len(prompts))]
-    endless = run_live(pair.drafter, pair.target, prompts[1], prompt_id=names[1], **options)[0]
+    endless = run_live_batch(pair.drafter, pair.target, [prompts[1]], [names[1]], options)[0][0]
     set_stop(pair, response_of(endless)[9])
-    together = run_live_batch(pair.drafter, pair.target, prompts, prompt_ids=names, **options)
+    together = run_live_batch(pair.drafter, pair.target, prompts, names, options)
     num_rounds = []
     for prompt, name, (trace, rounds) in zip(prompts, names, together, strict=True):
-        alone_trace, alone = run_live(pair.drafter, pair.target, prompt, prompt_id=name, **options)
+        alone_trace, alone = run_live_batch(pair.drafter, pair.target, [prompt], [name], options)[0]
         assert trace.token_ids.tolist() == alone_trace.token_ids.tolist()
         assert (trace.finish_reason, trace.num_response_tokens) == (
             alone_trace.finish_reason,
@@ -415,9 +408,8 @@ def test_a_cut_text_is_the_same_by_plain_decoding_live_and_replay(
     pair: Pair, tokenizer: PreTrainedTokenizerFast, cut: dict[str, Any]
 ) -> None:
     prompt, sampler = prompt_ids(tokenizer, USER_TURNS[1]), Sampler(1.5, 4, **cut)
-    trace, rounds = run_live(
-        pair.drafter, pair.target, prompt, prompt_id="p", depth=DEPTH, max_new_tokens=MAX_NEW_TOKENS, sampler=sampler
-    )
+    live_options = LiveOptions(depth=DEPTH, max_new_tokens=MAX_NEW_TOKENS, sampler=sampler)
+    trace, rounds = run_live_batch(pair.drafter, pair.target, [prompt], ["p"], live_options)[0]
     looped = record_live(pair.drafter, trace, rounds, prompt_record(trace), name="d")
     options = {"max_new_tokens": MAX_NEW_TOKENS, "num_continuation_tokens": DEPTH, "sampler": sampler}
     text = write(pair.target, [prompt], ["p"], **options)[0]

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from probes.chain.replay import draft_chains
 from probes.chain.rounds import measure_rounds
 from probes.chain.step import SlotCache
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.target.trace import Choices, TargetTrace
 from tests.tiny_models import random_tensors, tiny_spec
 
@@ -22,7 +22,7 @@ FIRST, LAST, DEPTH, NUM_TOKENS = 9, 20, 4, 30
 
 def block(mode: FakeTensorMode, *, is_forced: bool, **flags: object) -> dict[str, torch.Tensor]:
     spec = tiny_spec(**flags)
-    drafter = Drafter.load(spec, random_tensors(spec, 0))
+    drafter = Eagle3.load(spec, random_tensors(spec, 0))
     for module in drafter.modules():
         for kept in (module._parameters, module._buffers):
             for name, value in kept.items():

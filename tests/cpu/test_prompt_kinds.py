@@ -13,7 +13,7 @@ from driftscope.plan import make_plan
 from probes.conditions import Cell, Job, PromptInput, SystemPrompt, Template, cells
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import check_job, run_job
+from probes.job.measure_job import check_job, measure_conditions
 from probes.prompt.under_condition import render_or_take
 from probes.record import TEXT_REGIONS, PromptRecord, Record
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
@@ -25,12 +25,12 @@ UNKNOWN = TEXT_REGIONS.index("unknown")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    from probes.drafter.model import Drafter
+    from probes.drafter.algorithms.eagle3 import Eagle3
 
     root = tmp_path_factory.mktemp("pair")
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))
-    write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
+    write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / "drafter")
     return Job(
         target=str(root / "target"),
         drafters={"d": str(root / "drafter")},
@@ -51,7 +51,7 @@ def prompts_of(job: Job, models: Models) -> dict[tuple[str, str], PromptRecord]:
     """By system prompt and id. The job is checked first, as `probe` does."""
     records: list[Record] = []
     check_job(job, models)
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     return {(r.system_prompt, r.prompt_id): r for r in records if isinstance(r, PromptRecord)}
 
 
@@ -126,7 +126,7 @@ def test_prompts_are_measured_under_the_name_of_their_own_system_prompt(job: Job
 
 def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_path: Path) -> None:
     """From a Langfuse export to stored conditions, redacted on the way: nothing of the address is in any file."""
-    from driftscope.measure import measure
+    from driftscope.measure.run import measure
     from driftscope.runs import read_run
 
     path = tmp_path / "log.jsonl"
@@ -165,5 +165,5 @@ def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_pat
     assert not any("joe@" in json.dumps(p, default=str) for p in prompts)
     assert "joe@" not in (tmp_path / "log.drift" / "run.json").read_text()
     assert run.info.notes[0] == "log.jsonl: 4 prompts read as langfuse, 4 with an answer that is replayed"
-    assert "log.jsonl: left out: an observation that is no generation (1 lines)" in run.info.notes
+    assert "log.jsonl: left out: an observation that is not a generation (1 lines)" in run.info.notes
     assert "redacted before rendering: 4 of email (4 of 4 prompts changed)" in run.info.notes

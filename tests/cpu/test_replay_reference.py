@@ -23,8 +23,8 @@ from probes.chain import step as chain_module
 from probes.chain.replay import replay
 from probes.chain.step import prefill, step
 from probes.checkpoint.spec import DrafterSpec
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.layers import llama
-from probes.drafter.model import Drafter
 from probes.errors import InputError, SelfCheckError
 from probes.interventions.acceptance import accept
 from probes.record import NUM_CANDIDATES, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
@@ -284,7 +284,7 @@ def check(
         if min(s.gap for steps in (*chains, fresh) for s in steps) > TIE_GAP:
             break
     prompt = make_prompt(trace, seed)
-    batch = replay(Drafter.load(spec, tensors), trace, prompt, name="d", depth=DEPTH, sink_slots=sink_slots)
+    batch = replay(Eagle3.load(spec, tensors), trace, prompt, name="d", depth=DEPTH, sink_slots=sink_slots)
     compare(batch, trace, oracle, chains, prompt, sink_slots=sink_slots)
     return batch
 
@@ -320,7 +320,7 @@ def test_states_and_logits_of_every_depth(flags: dict[str, Any]) -> None:
     spec = tiny_spec(**flags, num_layers=2, sliding_window=(None, 4))
     tensors = random_tensors(spec, seed=4)
     trace, oracle = make_text(spec, tensors, num_prompt=5, num_tokens=18, seed=5)
-    drafter = Drafter.load(spec, tensors)
+    drafter = Eagle3.load(spec, tensors)
     first, num_rounds = 4, 7
     with torch.no_grad():
         cache = prefill(drafter, trace.token_ids, trace.aux)
@@ -328,7 +328,7 @@ def test_states_and_logits_of_every_depth(flags: dict[str, Any]) -> None:
             make_prompt(trace, 0).region[: cache.num_slots], sink_slots=1, device=torch.device("cpu")
         )
         aux = torch.cat([trace.aux[i] for i in spec.aux_layer_ids], -1)[first : first + num_rounds]
-        fused = drafter.fuse(aux)
+        fused = drafter.true_state(aux)
         assert_close(fused.numpy(), oracle.fusion.fused[first : first + num_rounds], "fused state")
         token, hidden, own = trace.token_ids[first + 1 : first + 1 + num_rounds], fused, None
         chains = [oracle.chain(first + i, DEPTH) for i in range(num_rounds)]
@@ -349,7 +349,7 @@ def test_without_a_continuation_the_last_starts_lack_labels_and_fresh_queries() 
         aux={i: a[: -DEPTH - 1] for i, a in whole.aux.items()},
         logits=whole.logits[:-DEPTH],
     )
-    drafter = Drafter.load(spec, tensors)
+    drafter = Eagle3.load(spec, tensors)
     full = replay(drafter, whole, make_prompt(whole, 0), name="d", depth=DEPTH)
     batch = replay(drafter, cut, make_prompt(cut, 0), name="d", depth=DEPTH)
     num_tokens = len(cut.token_ids)
@@ -380,7 +380,7 @@ def test_a_shared_prefix_and_small_blocks_change_nothing(num_layers: int, monkey
     spec = tiny_spec(num_layers=num_layers, sliding_window=7)
     tensors = random_tensors(spec, seed=8)
     trace, _ = make_text(spec, tensors, num_prompt=10, num_tokens=26, seed=9)
-    prompt, drafter = make_prompt(trace, 0), Drafter.load(spec, tensors)
+    prompt, drafter = make_prompt(trace, 0), Eagle3.load(spec, tensors)
     plain = replay(drafter, trace, prompt, name="d", depth=DEPTH)
     with torch.no_grad():
         cache = prefill(drafter, trace.token_ids[:7], {i: a[:6] for i, a in trace.aux.items()})
@@ -401,14 +401,14 @@ def test_rope_that_depends_on_length_is_refused_only_beyond_its_limit() -> None:
         tensors = random_tensors(spec, seed=10)
         plain = tiny_spec()
         trace, _ = make_text(plain, tensors, num_prompt=6, num_tokens=24, seed=11)
-        drafter, prompt = Drafter.load(spec, tensors), make_prompt(trace, 0)
+        drafter, prompt = Eagle3.load(spec, tensors), make_prompt(trace, 0)
         if is_refused:
             with pytest.raises(InputError) as caught:
                 replay(drafter, trace, prompt, name="d", depth=DEPTH)
             assert caught.value.code == "length_dependent_rope"
         else:
             batch = replay(drafter, trace, prompt, name="d", depth=DEPTH)
-            same = replay(Drafter.load(plain, tensors), trace, prompt, name="d", depth=DEPTH)
+            same = replay(Eagle3.load(plain, tensors), trace, prompt, name="d", depth=DEPTH)
             assert batch.draft_token.tolist() == same.draft_token.tolist()
 
 
@@ -417,7 +417,7 @@ def test_a_response_of_one_token_has_no_round() -> None:
     tensors = random_tensors(spec, seed=12)
     trace, _ = make_text(spec, tensors, num_prompt=6, num_tokens=7 + DEPTH, seed=13)
     with pytest.raises(InputError) as caught:
-        replay(Drafter.load(spec, tensors), trace, make_prompt(trace, 0), name="d", depth=DEPTH)
+        replay(Eagle3.load(spec, tensors), trace, make_prompt(trace, 0), name="d", depth=DEPTH)
     assert caught.value.code == "response_too_short"
 
 
@@ -468,7 +468,7 @@ def test_masses_and_fusion_shares_sum_to_one(
         aux={i: a.float() for i, a in zip(spec.aux_layer_ids, aux.chunk(spec.num_aux, -1), strict=True)},
         logits=torch.nn.functional.one_hot(token_ids[num_prompt:], spec.vocab_size).float(),
     )
-    drafter = Drafter.load(spec, tensors)
+    drafter = Eagle3.load(spec, tensors)
     batch = replay(drafter, trace, make_prompt(trace, seed), name="d", depth=depth, sink_slots=sink_slots)
 
     masses = np.stack([batch.mass[name] for name in REGIONS])
@@ -496,7 +496,7 @@ def test_blocks_of_starts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     spec = tiny_spec(num_layers=2, sliding_window=(None, 5))
     tensors = random_tensors(spec, seed=8)
     trace, oracle = make_text(spec, tensors, num_prompt=6, num_tokens=30, seed=9)
-    drafter, prompt = Drafter.load(spec, tensors), make_prompt(trace, 0)
+    drafter, prompt = Eagle3.load(spec, tensors), make_prompt(trace, 0)
     whole = replay(drafter, trace, prompt, name="d", depth=DEPTH)
     counts = accept(drafter, trace, depth=DEPTH)
     monkeypatch.setattr(replay_module, "MIN_BLOCK_STARTS", 1)
@@ -540,5 +540,5 @@ def test_masses_that_do_not_sum_to_one_are_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(chain_module, "attend_regions", wrong)
     with pytest.raises(SelfCheckError, match=r"sum to 1\.00\d+ \.\. 1\.01000 instead of 1") as caught:
-        replay(Drafter.load(spec, tensors), trace, make_prompt(trace, 0), name="d", depth=DEPTH)
+        replay(Eagle3.load(spec, tensors), trace, make_prompt(trace, 0), name="d", depth=DEPTH)
     assert caught.value.code == "masses_do_not_sum_to_one"

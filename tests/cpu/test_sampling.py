@@ -15,8 +15,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from probes.chain.live import record_live, run_live_batch
+from probes.chain.live import LiveOptions, record_live, run_live_batch
 from probes.chain.verification import DRAFT_STREAM, by_equality, by_rejection
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.record import TEXT_REGIONS, PromptRecord, RejectionReason
 from probes.target.model import Target
@@ -199,7 +200,7 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def drafter() -> Drafter:
     spec = tiny_spec(vocab_size=NUM_IDS, draft_vocab_size=len(DRAFT_IDS), norm_output=True)
-    return Drafter.load(spec, random_tensors(spec, 3) | vocab_map(spec, DRAFT_IDS))
+    return Eagle3.load(spec, random_tensors(spec, 3) | vocab_map(spec, DRAFT_IDS))
 
 
 PROMPT = np.array([2, 5, 1], np.int32)
@@ -235,11 +236,8 @@ def test_live_writes_the_targets_distribution(
             drafter,
             target,
             [PROMPT] * 500,
-            prompt_ids=[f"{batch}/{i}" for i in range(500)],
-            depth=DEPTH,
-            max_new_tokens=NUM_NEW,
-            sampler=sampler,
-            draft_sample_method=method,
+            [f"{batch}/{i}" for i in range(500)],
+            LiveOptions(depth=DEPTH, max_new_tokens=NUM_NEW, sampler=sampler, draft_sample_method=method),
         )
         for trace, rounds in lived:
             texts.append(tuple(trace.token_ids[3:6].tolist()))
@@ -258,11 +256,8 @@ def test_probabilistic_drafts_are_recorded_with_the_distributions_they_were_judg
         drafter,
         target,
         [PROMPT] * 40,
-        prompt_ids=[str(i) for i in range(40)],
-        depth=3,
-        max_new_tokens=20,
-        sampler=sampler,
-        draft_sample_method="probabilistic",
+        [str(i) for i in range(40)],
+        LiveOptions(depth=3, max_new_tokens=20, sampler=sampler, draft_sample_method="probabilistic"),
     )
     accepted, overlap, reasons = [], [], set()
     for number, (trace, rounds) in enumerate(lived):

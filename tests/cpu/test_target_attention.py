@@ -13,9 +13,9 @@ from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, Mistral
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from probes.conditions import Job, PromptInput
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.job.loaded import LoadedDrafter, Models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import TEXT_REGIONS, RoundBatch
 from probes.target.attention import COMPARED_REGIONS, jensen_shannon, target_masses
 from probes.target.model import Target
@@ -102,7 +102,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, aux_layer_ids=(0, 2, 3))
     target = Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
     job = Job(
         target="tiny",
         drafters={"d": "tiny"},
@@ -113,7 +113,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
         target_attention=True,
     )
     records: list[object] = []
-    run_job(job, models, records.append)
+    measure_conditions(job, models, records.append)
     batch = next(r for r in records if isinstance(r, RoundBatch))
     divergence = batch.target_divergence
     assert divergence is not None
@@ -124,7 +124,7 @@ def test_a_job_records_it_where_the_drafts_follow_the_text(engine: str) -> None:
     assert (np.isfinite(divergence[:, 1:, 3]) == follows).all()
     assert np.nanmax(divergence) <= 1
     plain: list[object] = []
-    run_job(replace(job, target_attention=False), models, plain.append)
+    measure_conditions(replace(job, target_attention=False), models, plain.append)
     other = next(r for r in plain if isinstance(r, RoundBatch))
     assert other.target_divergence is None
     assert other.draft_token.tolist() == batch.draft_token.tolist()
@@ -134,13 +134,13 @@ def test_last_tokens_start_fewer_chains_with_the_same_numbers() -> None:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0)
     target = Target(model, tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    models = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
     prompts = [PromptInput(prompt_id="0", messages=({"role": "user", "content": "name a tree"},))]
     job = Job(target="tiny", drafters={"d": "tiny"}, prompts=prompts, depth=3, max_new_tokens=20)
     batches = []
     for last_tokens in (None, 6):
         records: list[object] = []
-        run_job(replace(job, last_tokens=last_tokens), models, records.append)
+        measure_conditions(replace(job, last_tokens=last_tokens), models, records.append)
         batches.append(next(r for r in records if isinstance(r, RoundBatch)))
     whole, part = batches
     assert part.start.tolist() == whole.start[-6:].tolist()

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.conditions import Job, PromptInput, SystemPrompt
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.errors import CheckpointError, InputError
 from probes.job.loaded import LoadedDrafter, Models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target.attention import COMPARED_REGIONS, target_masses
 from probes.target.model import Target
@@ -172,7 +172,7 @@ def test_rejected_drafts_leave_the_cache_without_a_trace(case: Case) -> None:
 def models(case: Case) -> Models:
     case.target.capture(AUX_LAYER_IDS)
     spec, tensors = drafter_for(case.model, aux_layer_ids=AUX_LAYER_IDS, has_fc_norm=True)
-    return Models(case.target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors)),))
+    return Models(case.target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors)),))
 
 
 def test_live_is_lossless_and_replays_walk_is_its_rounds(case: Case, models: Models) -> None:
@@ -193,8 +193,8 @@ def test_live_is_lossless_and_replays_walk_is_its_rounds(case: Case, models: Mod
     }
     replayed: list[Record] = []
     looped: list[Record] = []
-    run_job(Job(**job, engine="replay"), models, replayed.append)  # type: ignore[arg-type]
-    check = run_job(Job(**job, engine="live"), models, looped.append)  # type: ignore[arg-type]
+    measure_conditions(Job(**job, engine="replay"), models, replayed.append)  # type: ignore[arg-type]
+    check = measure_conditions(Job(**job, engine="live"), models, looped.append)  # type: ignore[arg-type]
     assert check.num_texts == check.num_identical == 3
     texts = [r for r in replayed if isinstance(r, PromptRecord)]
     for text in texts:

@@ -336,7 +336,7 @@ def test_texts_of_another_target_are_refused(folder: Path, capsys: pytest.Captur
 
 
 def test_what_ships_with_driftscope_is_known(folder: Path) -> None:
-    assert all(thing.is_builtin for thing in named_in(demo_plan("replay", "cpu")))
+    assert all(thing.is_builtin for thing in named_in(demo_plan()))
     assert named_by(read_run(folder / "run.drift")) == [
         Named("target", f"{folder}/pair/target", False),
         Named("drafter d", f"{folder}/pair/drafter", False),
@@ -345,12 +345,12 @@ def test_what_ships_with_driftscope_is_known(folder: Path) -> None:
         Named("system prompt ours", f"{folder}/system.txt", False),
         Named("template plain", f"{folder}/plain.jinja", False),
     ]
-    sample = next(iter(thing.value for thing in named_in(demo_plan("replay", "cpu")) if "system" in thing.what))
+    sample = next(iter(thing.value for thing in named_in(demo_plan()) if "system" in thing.what))
     for drafter in ("demo:../../x", "demo:", "demo:eagle3/../x", "evil/demo:eagle3"):
-        plan = demo_plan("replay", "cpu").model_copy(update={"drafter": {"d": drafter}, "system_prompt": {}})
+        plan = demo_plan().model_copy(update={"drafter": {"d": drafter}, "system_prompt": {}})
         assert [thing.is_builtin for thing in named_in(plan)] == [True, False]
     for file in (f"{sample}/../../../../x", "short.txt", f"{Path(sample).parent}/../system/short.txt"):
-        plan = demo_plan("replay", "cpu").model_copy(update={"system_prompt": {"s": file}})
+        plan = demo_plan().model_copy(update={"system_prompt": {"s": file}})
         assert named_in(plan)[-1].is_builtin is False
     change(folder / "run.drift", lambda info: info.update(plan={"target": 3}))
     assert named_by(read_run(folder / "run.drift")) == []

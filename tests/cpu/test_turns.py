@@ -14,13 +14,14 @@ import torch
 
 from driftscope.cli import main
 from driftscope.plan import make_plan
+from driftscope.plan_files import read_job
 from driftscope.runs import read_run
 from probes.chain import step as chain
 from probes.conditions import Job, PromptInput, Template
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.prompt.under_condition import read_together
 from probes.record import TEXT_REGIONS, PromptRecord, Record, RoundBatch
 from probes.target import trace
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_target(seed=0, num_layers=7, folder=root / "target")
     for name, flags in DRAFTERS.items():
         spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4), **flags)
-        write_checkpoint(Drafter.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
+        write_checkpoint(Eagle3.load(spec, tensors, target_embedding=model.model.embed_tokens.weight), root / name)
     target = Target.load(root / "target")
     messages: list[dict[str, str]] = []
     for question in QUESTIONS:
@@ -72,7 +73,7 @@ def job(folder: Path) -> Job:
         "turns": "all",
         "depth": 4,
     }
-    job, _ = make_plan(options, where="test").job()
+    job, _ = read_job(make_plan(options, where="test"))
     assert [p.prompt_id for p in job.prompts] == ["c/turn1", "c/turn2", "c/turn3"]
     return job
 
@@ -84,7 +85,7 @@ def models(job: Job) -> Models:
 
 def run(job: Job, models: Models, **options: Any) -> tuple[dict[str, PromptRecord], dict[tuple[str, str], RoundBatch]]:
     records: list[Record] = []
-    run_job(job, models, records.append, **options)
+    measure_conditions(job, models, records.append, **options)
     return (
         {r.prompt_id: r for r in records if isinstance(r, PromptRecord)},
         {(r.drafter, r.prompt_id): r for r in records if isinstance(r, RoundBatch)},

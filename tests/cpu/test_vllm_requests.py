@@ -8,18 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.record import REGIONS, RejectionReason, RoundBatch
-from probes.vllm.masses import Boundaries, Queries, region_codes, write_masses
+from probes.record import REGIONS, ConditionKey, RejectionReason, RoundBatch
+from probes.vllm.boundaries import Boundaries, Queries
+from probes.vllm.masses import region_codes, write_masses
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, OpenRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, Rows, as_records
-from probes.vllm.to_record import Condition, round_batch
+from probes.vllm.to_record import round_batch
 
 Step = tuple[np.void, int, tuple[float, float]]
 K = 3
 LAYOUT = RowLayout(level="counts", depth=K, num_aux=3, num_layers=1, num_heads=2)
 PROMPT = [10, 11, 12, 13]
-CONDITION = Condition(drafter="d", prompt_id="p", system_prompt="s", template="t", context_tokens=0)
+CONDITION = ConditionKey("d", "s", "t", 0)
 
 
 def step(emitted: list[int], *, start: int = -1, drafts: tuple[int, ...] = (1, 2, 3), num_drafts: int = 0) -> Step:
@@ -40,7 +41,7 @@ def batch(steps: list[Step], num_tokens: int) -> RoundBatch:
     rounds = opened.close("finished", {})
     in_vocab = np.ones(100, bool)
     in_vocab[77] = False
-    return round_batch(rounds, CONDITION, num_tokens=num_tokens, in_draft_vocab=in_vocab, norm_output=False)
+    return round_batch(rounds, CONDITION, "p", num_tokens=num_tokens, in_draft_vocab=in_vocab, norm_output=False)
 
 
 def test_a_round_is_completed_by_the_next_step_of_its_request() -> None:

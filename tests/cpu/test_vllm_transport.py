@@ -83,7 +83,7 @@ def test_a_flush_with_a_limit_does_not_wait_for_a_thread_that_is_stuck(transport
     transport.post("stuck")
     assert not transport.flush(0.05)
     is_free.set()
-    assert transport.flush(600)
+    assert transport.flush(600.0)
 
 
 def test_steps_are_taken_before_the_ring_is_full(transport: Transport, handled: Handled) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.vllm.depth_writer import Probe
+from probes.vllm.depth_writer import DepthWriter
 from probes.vllm.recorder import Recorder, RecorderConfig
 from probes.vllm.requests import NewRequest, RequestRounds, Sampled
 from probes.vllm.rows import RowLayout, as_records
@@ -137,7 +137,7 @@ class Runner:
         )
 
 
-def probed(runner: Runner, level: str, written: dict[str, RequestRounds] | None = None) -> tuple[Recorder, Probe]:
+def probed(runner: Runner, level: str, written: dict[str, RequestRounds] | None = None) -> tuple[Recorder, DepthWriter]:
     """A recorder that is prepared, and what its hooks write with."""
     into = {} if written is None else written
     recorder = Recorder(
@@ -146,13 +146,13 @@ def probed(runner: Runner, level: str, written: dict[str, RequestRounds] | None 
     layout = RowLayout(level=level, depth=runner.depth, num_aux=3, num_layers=1, num_heads=1)
     recorder.prepare(layout, num_rows=MAX_REQUESTS, max_model_len=64, device=DEVICE)
     speculator = runner.speculator
-    return recorder, Probe(recorder, speculator.model, speculator.current_draft_step, 64)  # type: ignore[arg-type]
+    return recorder, DepthWriter(recorder, speculator.model, speculator.current_draft_step, 64)  # type: ignore[arg-type]
 
 
 def recorded(runner: Runner, level: str = "counts") -> tuple[Recorder, dict[str, RequestRounds]]:
     written: dict[str, RequestRounds] = {}
-    recorder, probe = probed(runner, level, written)
-    hook(runner, recorder, probe)
+    recorder, writer = probed(runner, level, written)
+    hook(runner, recorder, writer)
     return recorder, written
 
 
@@ -283,12 +283,12 @@ def test_the_device_knows_which_rows_are_recorded_and_a_request_keeps_no_others(
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rows_are_kept_with_all_that_was_written_of_them(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(depth)
-    recorder, probe = probed(runner, "default")
-    monkeypatch.setattr(Probe, "aux_width", 12)
+    recorder, writer = probed(runner, "default")
+    monkeypatch.setattr(DepthWriter, "aux_width", 12)
     rows, speculator = recorder.rows, runner.speculator
-    monkeypatch.setattr(probe, "write_fusion", lambda aux, last: rows["fusion_share"].fill_(7.0))
-    monkeypatch.setattr(probe, "write_feedback", lambda hidden: rows["hidden_feedback_norm"].fill_(5.0))
-    hook(runner, recorder, probe)  # type: ignore[arg-type]
+    monkeypatch.setattr(writer, "write_fusion", lambda aux, last: rows["fusion_share"].fill_(7.0))
+    monkeypatch.setattr(writer, "write_feedback", lambda hidden: rows["hidden_feedback_norm"].fill_(5.0))
+    hook(runner, recorder, writer)  # type: ignore[arg-type]
     speculator.last_token_indices[:2] = torch.tensor([4, 5])
     speculator.input_buffers.positions[4:6] = torch.tensor([9, 11])
     speculator._prefill(2)
@@ -306,9 +306,9 @@ def test_rows_are_kept_with_all_that_was_written_of_them(depth: int, monkeypatch
 
 def test_graphs_of_prompts_find_all_captured_states(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(1)  # 3 requests of 2 tokens; graphs are for up to 20 tokens
-    recorder, probe = probed(runner, "default")
-    monkeypatch.setattr(Probe, "aux_width", 12)
-    hooks = _Hooks(runner, recorder, probe)
+    recorder, writer = probed(runner, "default")
+    monkeypatch.setattr(DepthWriter, "aux_width", 12)
+    hooks = _Hooks(runner, recorder, writer)
     for num_tokens in (20, 64):
         aux = torch.arange(num_tokens * 12, dtype=torch.float32).view(num_tokens, 12)
         hooks._keep_aux(aux)

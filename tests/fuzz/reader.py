@@ -35,7 +35,8 @@ MAX_MESSAGE_CHARACTERS = 20_000  # a message may quote a long name; it does not 
 def read(kind: str, path: str, request: dict[str, Any]) -> str:
     """Reads `path` as a user's command would; returns something that shows that it did."""
     from driftscope.check import check_pair
-    from driftscope.plan import make_plan, read_plan
+    from driftscope.plan import make_plan
+    from driftscope.plan_files import read_job, read_plan
     from driftscope.prompts import read_prompts
     from probes.checkpoint.read import read_spec
 
@@ -47,7 +48,7 @@ def read(kind: str, path: str, request: dict[str, Any]) -> str:
         plan = make_plan(read_plan(Path(path)), where=path)
         named = (plan.target, plan.reference_target, *plan.drafter.values())
         if not any(name is not None and name.startswith("demo") for name in named):  # a conversion of 270 MB
-            plan.job()
+            read_job(plan)
         return plan.model_dump_json()[:200]
     if kind == "prompts":
         file = read_prompts(Path(path), format=request["format"])

@@ -14,9 +14,9 @@ import torch
 from probes.attention.band import Band
 from probes.attention.kernel import attend, attend_plain, band_mask
 from probes.conditions import Job, PromptInput
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.job.loaded import LoadedDrafter, Models
-from probes.job.measure_job import run_job
+from probes.job.measure_job import measure_conditions
 from probes.record import RoundBatch
 from probes.target.model import Target
 from tests.same_rounds import assert_same_rounds
@@ -73,9 +73,9 @@ def measure(name: str, engine: str, device: str, dtype: str = "float32") -> list
     spec, tensors = matched_drafter(model, seed=0, **DRAFTERS[name])
     torch_dtype = getattr(torch, dtype)
     target = Target(model.to(device, torch_dtype), tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    drafter = Drafter.load(spec, tensors, dtype=torch_dtype, device=device)
+    drafter = Eagle3.load(spec, tensors, dtype=torch_dtype, device=device)
     records: list[object] = []
-    run_job(
+    measure_conditions(
         job(engine, device, dtype), Models(target, (LoadedDrafter(name="d", spec=spec, model=drafter),)), records.append
     )
     return [r for r in records if isinstance(r, RoundBatch)]
@@ -110,10 +110,10 @@ def test_a_text_of_a_prompt_does_not_depend_on_its_batch_on_the_device() -> None
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0)
     target = Target(model.to("cuda"), tiny_tokenizer(), aux_layer_ids=spec.aux_layer_ids)
-    loaded = Models(target, (LoadedDrafter(name="d", spec=spec, model=Drafter.load(spec, tensors, device="cuda")),))
+    loaded = Models(target, (LoadedDrafter(name="d", spec=spec, model=Eagle3.load(spec, tensors, device="cuda")),))
     texts = []
     for batch_size in (1, 3):
         records: list[object] = []
-        run_job(replace(job("replay", "cuda", "float32"), batch_size=batch_size), loaded, records.append)
+        measure_conditions(replace(job("replay", "cuda", "float32"), batch_size=batch_size), loaded, records.append)
         texts.append([r.draft_token.tolist() for r in records if isinstance(r, RoundBatch)])
     assert texts[0] == texts[1]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from probes.chain.live import LiveRounds, run_live_batch
-from probes.drafter.model import Drafter
+from probes.chain.live import LiveOptions, LiveRounds, run_live_batch
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.target.model import Target
 from probes.target.sampler import Sampler
 from probes.target.trace import TargetTrace
@@ -34,17 +34,19 @@ def lived(
     spec, tensors = matched_drafter(model, seed=0, **flags)
     model.generation_config.eos_token_id = 17  # some responses end early
     target = Target(model.to(device), TOKENIZER, aux_layer_ids=spec.aux_layer_ids)
-    drafter = Drafter.load(spec, tensors, device=device)
+    drafter = Eagle3.load(spec, tensors, device=device)
     return run_live_batch(
         drafter,
         target,
         PROMPTS,
-        prompt_ids=[str(i) for i in range(len(PROMPTS))],
-        depth=DEPTH,
-        max_new_tokens=MAX_NEW_TOKENS,
-        sampler=Sampler(temperature, seed=3, top_k=12 if temperature else 0),
-        draft_sample_method=method,
-        use_graph=use_graph,
+        [str(i) for i in range(len(PROMPTS))],
+        LiveOptions(
+            depth=DEPTH,
+            max_new_tokens=MAX_NEW_TOKENS,
+            sampler=Sampler(temperature, seed=3, top_k=12 if temperature else 0),
+            draft_sample_method=method,
+            use_graph=use_graph,
+        ),
     )
 
 

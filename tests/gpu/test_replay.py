@@ -19,6 +19,7 @@ from probes.chain.rounds import measure_rounds
 from probes.chain.step import prefill
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.errors import CheckpointError, InputError
 from probes.record import TEXT_REGIONS, PromptRecord
@@ -54,7 +55,7 @@ def prompt_of(trace: TargetTrace) -> PromptRecord:
 def tiny_pair(**flags: object) -> tuple[Target, Drafter]:
     model = tiny_target(seed=0)
     spec, tensors = matched_drafter(model, seed=0, **flags)
-    return Target(model.to("cuda"), TOKENIZER, aux_layer_ids=spec.aux_layer_ids), Drafter.load(
+    return Target(model.to("cuda"), TOKENIZER, aux_layer_ids=spec.aux_layer_ids), Eagle3.load(
         spec, tensors, device="cuda"
     )
 
@@ -143,7 +144,7 @@ def test_reading_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch, dtyp
 def test_bfloat16_masses_sum_to_one_over_a_long_text() -> None:
     """64 slots of other regions, thousands of queries, the real block size: what the self-check asks for."""
     spec = tiny_spec(hidden_size=256, num_heads=4, num_kv_heads=2, head_dim=64, max_position_embeddings=8192)
-    drafter = Drafter.load(spec, random_tensors(spec, 0), dtype=torch.bfloat16, device="cuda")
+    drafter = Eagle3.load(spec, random_tensors(spec, 0), dtype=torch.bfloat16, device="cuda")
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(spec.vocab_size, (6000,), generator=generator)
     trace = TargetTrace(
@@ -190,7 +191,7 @@ def test_the_demo_pair_measures_what_the_cpu_measures(is_real: bool) -> None:
             folder = f"driftscope/_demo_drafters/{name}"
             spec = read_spec(folder, target_config=target.config.to_dict())
             target.capture(spec.aux_layer_ids)
-            drafter = Drafter.load(
+            drafter = Eagle3.load(
                 spec,
                 load_tensors(folder, spec, device=device),
                 target_embedding=None if spec.has_own_embedding else target.embedding,

@@ -22,8 +22,8 @@ import torch
 pytest.importorskip("vllm.v1", reason="needs vLLM and a GPU", exc_type=ImportError)
 
 from probes.record import RoundBatch
+from probes.vllm.attach import wrap
 from probes.vllm.engine import Counters, Engine, Text, TextRequest
-from probes.vllm.hooks import wrap
 from probes.vllm.recorder import Recorder, RecorderStatus
 from tests.recorded_pair import (
     DEPTH,
@@ -242,12 +242,9 @@ def waits(running: Engine, folder: Path) -> Waits:
     [worker] = running.llm.collective_rpc(lambda worker: worker)
     steps: list[int] = []
 
-    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: object, **kwargs: object) -> object:
-            steps.append(1)
-            return original(*args, **kwargs)
-
-        return step
+    def counted(original: Callable[..., Any], *args: object, **kwargs: object) -> object:
+        steps.append(1)
+        return original(*args, **kwargs)
 
     wrap(worker.model_runner, "sample_tokens", counted)
     with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profiled:

@@ -100,14 +100,14 @@ def test_a_probe_of_a_tiny_pair_outside_the_checkout(with_probe: Installed, help
     with_probe.python(
         f"import sys; sys.path.append({str(helpers)!r})\n"
         "from pathlib import Path\n"
-        "from probes.drafter.model import Drafter\n"
+        "from probes.drafter.algorithms.eagle3 import Eagle3\n"
         "from tests.tiny_models import matched_drafter, tiny_target\n"
         "from training.write_checkpoint import write_checkpoint\n"
         f"pair = Path({str(pair)!r})\n"
         "model = tiny_target(seed=0, num_layers=7, folder=pair / 'target')\n"
         "spec, tensors = matched_drafter(model, seed=0, has_own_embedding=False, aux_layer_ids=(2, 3, 4))\n"
         "embedding = model.model.embed_tokens.weight\n"
-        "write_checkpoint(Drafter.load(spec, tensors, target_embedding=embedding), pair / 'drafter')"
+        "write_checkpoint(Eagle3.load(spec, tensors, target_embedding=embedding), pair / 'drafter')"
     )
     (pair / "prompts.jsonl").write_text(
         "".join(

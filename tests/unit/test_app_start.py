@@ -66,7 +66,7 @@ def test_allowed_names_are_handed_on(commands: list[list[str]], tmp_path: Path) 
 @pytest.mark.parametrize("name", ["https://x.org", "x.org:443", "x.org/", "*", "*.x.org", "", "-x", "a b", "x.org."])
 def test_what_is_no_name_is_refused(commands: list[list[str]], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["app", f"--allow-host={name}"]) == 2
-    assert "this is no host name" in capsys.readouterr().err
+    assert "this is not a host name" in capsys.readouterr().err
     assert commands == []
 
 

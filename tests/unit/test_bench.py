@@ -134,7 +134,7 @@ def test_what_was_measured_stands_when_it_ends_early(
         result = BenchResult.model_validate_json(capsys.readouterr().out)
         assert says in str(result.ended_early)
         assert [(r.concurrency, str(r.variant), r.total_tokens_per_s.num_units) for r in result.rows] == expected
-        assert f"ended early, not all repetitions were made: {result.ended_early}" in as_markdown(result)
+        assert f"ended early, some repetitions are missing: {result.ended_early}" in as_markdown(result)
 
 
 def test_one_that_ends_before_a_repetition_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

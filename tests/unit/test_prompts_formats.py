@@ -33,6 +33,7 @@ from driftscope.prompts.logs import (
     REDACTED_TEXT,
 )
 from driftscope.prompts.openai_requests import EARLIER_RESPONSE, FORMAT_NOTE, OTHER_ENDPOINT, SETTINGS_NOTE
+from driftscope.prompts.table import table
 from driftscope.prompts.turns import LATER_TURNS_NOTE, NOT_PREPARED
 from probes.conditions import PromptInput
 from probes.errors import InputError
@@ -246,6 +247,10 @@ def test_format(case: Case) -> None:
 def test_every_format_has_a_file() -> None:
     covered = {case.format for case in CASES} | {"trace", "openai-responses", "openai-completions", "text"}
     assert covered == {*FORMATS, "text"}
+
+
+def test_the_table_of_docs_is_printed_from_the_formats() -> None:
+    assert f"\n{table()}\n" in (Path(__file__).parents[2] / "docs" / "prompt_files.md").read_text()
 
 
 def test_details_that_travel_with_a_prompt() -> None:

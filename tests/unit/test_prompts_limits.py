@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftscope.import_export import read_acceptance
-from driftscope.plan import make_plan, read_text
+from driftscope.plan import make_plan
 from driftscope.prompts import read_prompts
 from driftscope.prompts.read import PromptFile
+from driftscope.prompts.rows import read_text
 from probes.errors import MAX_MESSAGE, InputError, quotes_hidden
 from probes.nested_json import MAX_DEPTH, read_json
 

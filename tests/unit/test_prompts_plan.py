@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from driftscope.plan import make_plan
+from driftscope.plan_files import read_job
 from probes.conditions import Job, cells, prompts_of
 from probes.errors import InputError
 
@@ -16,7 +17,7 @@ FILES = Path(__file__).parents[1] / "fixtures" / "prompts"
 
 
 def job_of(prompts: Path, **options: Any) -> tuple[Job, list[str]]:
-    return make_plan({"target": "t", "drafter": {"d": "d"}, "prompts": str(prompts), **options}, where="test").job()
+    return read_job(make_plan({"target": "t", "drafter": {"d": "d"}, "prompts": str(prompts), **options}, where="test"))
 
 
 def conditions(job: Job) -> dict[tuple[str, str, int], list[str]]:
@@ -73,7 +74,7 @@ def test_rendered_prompts_and_messages_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     bodies = [{"prompt": "Once"}, {"messages": [{"role": "user", "content": "hi"}]}]
     path.write_text("".join(json.dumps({"body": body}) + "\n" for body in bodies))
-    with pytest.raises(InputError, match="split the file"):
+    with pytest.raises(InputError, match="Split the file"):
         job_of(path)
 
 

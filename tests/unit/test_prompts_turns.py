@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from driftscope.plan import make_plan
+from driftscope.plan_files import read_job
 from driftscope.prompts import PromptFile, read_prompts
 from driftscope.prompts.assistant_turns import NOTHING_TO_REPLAY, OPEN_TURN_NOTE, SKIPPED_NOTES, UNASKED_TURN_NOTE
 from driftscope.prompts.conversation import (
@@ -131,7 +132,7 @@ def test_the_plan_asks_for_last_or_all(tmp_path: Path) -> None:
 
     def ids(**options: Any) -> list[str]:
         plan = make_plan({"target": "t", "drafter": {"d": "d"}, "prompts": str(path), **options}, where="test")
-        return [p.prompt_id for p in plan.job()[0].prompts]
+        return [p.prompt_id for p in read_job(plan)[0].prompts]
 
     assert ids() == ids(turns="last") == ["x"]
     assert ids(turns="all") == ["x/turn1", "x/turn2"]

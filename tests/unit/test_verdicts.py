@@ -79,7 +79,7 @@ def facts_of(
         "gap": reached * (np.array(fresh) - np.array(conditional))[None, :],
         "num_gap": reached.astype(float),
         "out_of_vocab": reached * np.array(outside)[None, :],
-        "waterfall": Waterfall(loss, ones, ones, ones, ones * 0),
+        "waterfall": Waterfall(loss, ones),
         "counts": tuple(tried),
         "gains": tuple(gains(tried, rounds=tried[0] if tried else None)),
     }

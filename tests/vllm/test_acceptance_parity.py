@@ -18,9 +18,10 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 import numpy as np
 
 from driftscope.builtin import DEMO_DRAFTERS, resolve_drafter, resolve_target
-from probes.chain.live import LiveRounds, run_live
+from probes.chain.live import LiveOptions, LiveRounds, run_live_batch
 from probes.chain.replay import replay
 from probes.conditions import Job
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.job.loaded import Models, load_models
 from probes.record import TEXT_REGIONS, PromptRecord
@@ -65,7 +66,7 @@ def tiny_pair(folder: Path) -> Pair:
     drafters = {}
     for name, flags in (("eagle3", {}), ("eagle3.1", {"has_fc_norm": True, "norm_output": True})):
         spec, tensors = matched_drafter(target, seed, noise=0.8, **flags)
-        write_checkpoint(Drafter.load(spec, tensors), folder / name)
+        write_checkpoint(Eagle3.load(spec, tensors), folder / name)
         drafters[name] = str(folder / name)
     return Pair(target=str(folder / "target"), drafters=drafters, max_model_len=256, max_new_tokens=60)
 
@@ -132,15 +133,8 @@ def test_rounds_and_text_equal_vllms(name: str, pair: Pair, models: Models, prom
 
 
 def live(drafter: Drafter, target: Target, prompt: list[int], max_new_tokens: int) -> tuple[TargetTrace, LiveRounds]:
-    return run_live(
-        drafter,
-        target,
-        np.asarray(prompt),
-        prompt_id="p",
-        depth=DEPTH,
-        max_new_tokens=max_new_tokens,
-        sampler=Sampler(),
-    )
+    options = LiveOptions(depth=DEPTH, max_new_tokens=max_new_tokens, sampler=Sampler())
+    return run_live_batch(drafter, target, [np.asarray(prompt)], ["p"], options)[0]
 
 
 def accepted_drafts(trace: TargetTrace, rounds: LiveRounds) -> list[int]:

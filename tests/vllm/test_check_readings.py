@@ -21,8 +21,9 @@ from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_lay
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.version import __version__
 
-from driftscope.check.engines.vllm import FAMILIES, VERSIONS, load, read
+from driftscope.check.engines.vllm import VERSIONS, load, read
 from driftscope.check.pair import read_pair
+from probes.checkpoint.families import FAMILY_OF_CLASS
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 NUM_LAYERS = 12
@@ -83,7 +84,7 @@ def test_this_version_is_one_of_those_read() -> None:
 
 def test_the_registrys_classes() -> None:
     modules = {"llama": "llama_eagle3", "qwen3": "qwen3_eagle3"}
-    for name, family in FAMILIES.items():
+    for name, family in FAMILY_OF_CLASS.items():
         assert _SPECULATIVE_DECODING_MODELS[name][0] == modules[family]
 
 
@@ -93,7 +94,7 @@ def test_architecture_and_flags(name: str, tmp_path: Path) -> None:
     is_registered = config.architectures[0] in _SPECULATIVE_DECODING_MODELS
     assert is_registered == (not loaded.reason)
     if is_registered:
-        assert FAMILIES[config.architectures[0]] == loaded.family
+        assert FAMILY_OF_CLASS[config.architectures[0]] == loaded.family
         for flag in ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc"):
             assert bool(getattr(config, flag, False)) == bool(loaded.config.get(flag, False)), flag
 

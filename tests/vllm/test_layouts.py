@@ -132,7 +132,7 @@ def test_vllm_computes_the_same_from_every_layout(case: Case, target: Path, tmp_
     assert len(proposals) >= 2
     slots, draft_ids = DrafterSlots(drafter, num_slots), drafter.target_ids()
     for r, proposal in enumerate(proposals):
-        assert_close(drafter.fuse(proposal.aux), proposal.fused, f"round {r}, fused states")
+        assert_close(drafter.true_state(proposal.aux), proposal.fused, f"round {r}, fused states")
         for k, call in enumerate(proposal.calls, start=1):
             logits, feedback = slots.forward(call.token_ids, call.positions, call.hidden)
             assert_close(feedback, call.feedback, f"round {r}, depth {k}, feedback state")

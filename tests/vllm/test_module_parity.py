@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from probes.chain.step import concat_aux
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.tensors import load_tensors
+from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
 from probes.target.model import Target
 from probes.target.source import target_config
@@ -116,14 +116,14 @@ CASES = [
 def load_drafter(folder: Path, target: Path) -> Drafter:
     spec = read_spec(str(folder), target_config=target_config(target))
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
-    return Drafter.load(spec, load_tensors(str(folder), spec), target_embedding=embedding)
+    return Eagle3.load(spec, load_tensors(str(folder), spec), target_embedding=embedding)
 
 
 def target_states(target: Path, drafter: Drafter, token_ids: list[int]) -> Tensor:
     """The project's own capture, [token, fused]."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     capture = Target(model, tokenizer=None, aux_layer_ids=drafter.spec.aux_layer_ids)
-    return concat_aux(drafter, capture.prefill(np.asarray(token_ids)).aux, 0, len(token_ids))
+    return drafter.features(capture.prefill(np.asarray(token_ids)).aux, slice(0, len(token_ids)))
 
 
 class DrafterSlots:
@@ -142,7 +142,7 @@ class DrafterSlots:
         """-> (logits [slot, draft_vocab], feedback [slot, hidden])."""
         spec = self.drafter.spec
         group = spec.num_heads // spec.num_kv_heads
-        embeds, rotation = self.drafter.embed(token_ids), self.drafter.rotation(positions)
+        embeds, rotation = self.drafter.embed_tokens(token_ids), self.drafter.rotation(positions)
         stream = hidden
         for i, layer in enumerate(self.drafter.layers):
             made = layer.project(embeds, stream, rotation)
@@ -195,7 +195,7 @@ def test_forward_pass_equals_vllms(case: Case, target: Path, tmp_path: Path) -> 
     slots, draft_ids = DrafterSlots(drafter, num_slots), drafter.target_ids()
     outside = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, draft_ids, False)
     for r, proposal in enumerate(proposals):
-        assert_close(drafter.fuse(proposal.aux), proposal.fused, f"round {r}, fused states")
+        assert_close(drafter.true_state(proposal.aux), proposal.fused, f"round {r}, fused states")
         assert len(proposal.calls) == DEPTH
         for k, call in enumerate(proposal.calls, start=1):
             where = f"round {r}, depth {k}"

@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
 from driftscope.builtin import resolve_drafter
-from driftscope.measure import measure
+from driftscope.measure.run import measure
 from driftscope.plan import Plan, make_plan
 from driftscope.runs import Run, read_run
 from driftscope.runs.verify import verify
 from driftscope.summary import summarise
 from probes.errors import InputError, SelfCheckError
 from probes.target.demo import demo_target_path
-from probes.vllm import hooks
 from probes.vllm import measure_job as vllm_job
+from probes.vllm import versions
 from probes.vllm.engine import Counters, engine
 
 VLLM = {"enforce_eager": True, "max_model_len": 1024}
@@ -146,13 +146,13 @@ def test_a_lost_norm_flag_and_another_layer_are_findings(tmp_path: Path) -> None
 
 def test_an_engine_that_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a prompt is answered, and an unknown version before the engine is built."""
-    monkeypatch.setattr(hooks, "KNOWN", {"V1": {}, "V2": {"0.32.0": "run"}})
+    monkeypatch.setattr(versions, "KNOWN", {"V1": {}, "V2": {"0.32.0": "run"}})
     drafter = resolve_drafter("demo:eagle3")
     built = engine(str(demo_target_path()), drafter, depth=2, dtype="float32", options=VLLM, in_process=True)
     with pytest.raises(InputError, match=r"V1 model runner of vLLM 0\.32\.0 is unknown") as raised, built:
         raise AssertionError
     assert raised.value.code == "not_recordable"
-    monkeypatch.setattr(hooks, "KNOWN", {"V1": {"0.1.0": "run"}, "V2": {}})
+    monkeypatch.setattr(versions, "KNOWN", {"V1": {"0.1.0": "run"}, "V2": {}})
     with pytest.raises(InputError) as raised:
         measure(plan(), tmp_path / "y.drift")
     assert raised.value.code == "vllm_version"

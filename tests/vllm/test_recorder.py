@@ -17,7 +17,7 @@ pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `ma
 
 
 from probes.attention.slots import SLOT_REGIONS, slot_regions, text_regions
-from probes.chain.step import concat_aux, prefill, step
+from probes.chain.step import prefill, step
 from probes.record import REGIONS, TEXT_REGIONS, RejectionReason, RoundBatch
 from probes.vllm.engine import Engine, Text, TextRequest
 from probes.vllm.to_record import DEFAULT_LEVEL_REGIONS
@@ -234,7 +234,7 @@ def test_a_chunk_of_the_prompt_ends_with_another_pair_in_v1(eagle3: Pair) -> Non
     whole = text_regions(region, len(true))
     one_hot = slot_regions(whole, sink_slots=1, device=true.device)
     start = num_prompt - 1
-    fused = eagle3.drafter.fuse(concat_aux(eagle3.drafter, trace.aux, start, start + 1))
+    fused = eagle3.drafter.true_state(eagle3.drafter.features(trace.aux, slice(start, start + 1)))
     column = SLOT_REGIONS.index("tools")
     seen = {}
     for name, tokens in (("true", true), ("shifted", shifted)):

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is installed in .venv-vllm only: `make test-vllm`", exc_type=ImportError)
 
 
-from driftscope.measure import measure
+from driftscope.measure.run import measure
 from driftscope.plan import make_plan
 from driftscope.runs import read_run
 from driftscope.runs.verify import verify

@@ -37,6 +37,7 @@ class Engine:
     name: str
     is_current: bool
     read: Callable[[Pair], Readings]
+    algorithms: tuple[str, ...] = ("eagle3",)  # whose code was read
 
 
 def refuses(reason: str) -> Reading:

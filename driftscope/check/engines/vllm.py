@@ -29,24 +29,12 @@ from driftscope.check.engines.engine import (
     rope_of,
 )
 from driftscope.check.pair import Pair
+from probes.checkpoint.families import FAMILIES, FAMILY_OF_CLASS
 from probes.checkpoint.producer import architectures
 from probes.checkpoint.spec import FINAL_NORMED
 from probes.checkpoint.values import whole_number
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-FAMILIES = {
-    **dict.fromkeys(
-        (
-            *("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3MiniMaxM2ForCausalLM"),
-            *("Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
-        ),
-        "llama",
-    ),
-    "Eagle3Qwen3ForCausalLM": "qwen3",
-}
-"""The registry's EAGLE-3 classes whose layers are read here."""
-
-SPECULATORS_FAMILIES = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
 SPECULATORS_FLAGS = {"norm_before_residual": True, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
 CACHE_ONLY_ROPE = frozenset({"default", "linear", "llama3"})
 """Of the rope types read here, those that use max_position_embeddings for the size of the table alone (0.33)."""
@@ -92,9 +80,9 @@ def load(config: Mapping[str, object]) -> _Loaded:
     claimed = architectures(config)
     first = claimed[0] if claimed else ""
     name = first if first.startswith("Eagle3") or first.endswith("Eagle3") else f"Eagle3{first}"
-    if name not in FAMILIES:
+    if name not in FAMILY_OF_CLASS:
         return _Loaded(config=config, family="", reason=f"no EAGLE-3 class is registered as {name}")
-    return _Loaded(config=config, family=FAMILIES[name])
+    return _Loaded(config=config, family=FAMILY_OF_CLASS[name])
 
 
 def _load_speculators(config: Mapping[str, object]) -> _Loaded:
@@ -102,7 +90,7 @@ def _load_speculators(config: Mapping[str, object]) -> _Loaded:
     if config.get("speculators_model_type") != "eagle3" or not isinstance(layer, Mapping):
         return _Loaded(config=config, family="", reason="not an eagle3 config with transformer_layer_config")
     kind = layer.get("model_type", "llama")
-    if not isinstance(kind, str) or kind not in SPECULATORS_FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         return _Loaded(config=config, family="", reason=f"transformer_layer_config.model_type {kind!r}")
     flat: dict[str, object] = {**layer, "draft_vocab_size": config.get("draft_vocab_size")}
     if config.get("target_hidden_size") is not None:
@@ -112,7 +100,7 @@ def _load_speculators(config: Mapping[str, object]) -> _Loaded:
         flat[IDS] = config[IDS]
     return _Loaded(
         config=flat,
-        family=FAMILIES[SPECULATORS_FAMILIES[kind]],
+        family=kind,
         is_speculators=True,
         defaulted=frozenset(SPECULATORS_FLAGS) - config.keys(),
     )

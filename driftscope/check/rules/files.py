@@ -178,7 +178,7 @@ CHECKS = (
 def find(pair: Pair) -> Iterator[Finding]:
     yield from _dead(pair)
     name = pair.drafter_name.lower()
-    if "eagle3" not in name and pair.config.get("speculators_config") is None:
+    if pair.algorithm == "eagle3" and "eagle3" not in name and pair.config.get("speculators_config") is None:
         yield METHOD.finding(f"no eagle3 in {pair.drafter_name!r}", where=pair.drafter_name)
 
 

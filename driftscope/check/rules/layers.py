@@ -168,8 +168,9 @@ CHECKS = (
 
 
 def find(pair: Pair) -> Iterator[Finding]:
-    yield from _ids(pair)
-    yield from _slices(pair)
+    if pair.algorithm == "eagle3":
+        yield from _ids(pair)
+        yield from _slices(pair)
 
 
 def _ids(pair: Pair) -> Iterator[Finding]:

@@ -185,8 +185,9 @@ WITHOUT_SWITCH = frozenset({"safeailab", "specforge", "torchspec", "nemo", "mode
 
 
 def find(pair: Pair) -> Iterator[Finding]:
-    yield from _feedback(pair)
-    yield from _residual(pair)
+    if pair.algorithm == "eagle3":
+        yield from _feedback(pair)
+        yield from _residual(pair)
     yield from _eps(pair)
 
 

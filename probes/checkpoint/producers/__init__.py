@@ -13,8 +13,8 @@ import reprlib
 from collections.abc import Mapping
 from functools import cache
 
-from probes.checkpoint.producer import Producer
-from probes.checkpoint.unsupported import unsupported
+from probes.checkpoint.families import REFUSED
+from probes.checkpoint.producer import Producer, architectures
 from probes.errors import CheckpointError
 
 
@@ -41,7 +41,7 @@ def choose_producer(config: Mapping[str, object], names: frozenset[str], *, wher
     best = max(all_producers(), key=lambda producer: producer.score(config, names))
     if best.score(config, names) == 0:
         titles = tuple(producer.title for producer in all_producers())
-        raise unsupported(config, names, where=where, supported=titles)
+        raise _unsupported(config, names, where=where, supported=titles)
     return best
 
 
@@ -54,4 +54,24 @@ def producer_named(name: str) -> Producer:
         f"unknown producer {name!r}",
         code="unknown_producer",
         remedy=f"Known: {', '.join(p.name for p in all_producers())}",
+    )
+
+
+def _unsupported(
+    config: Mapping[str, object], names: frozenset[str], *, where: str, supported: tuple[str, ...]
+) -> CheckpointError:
+    """Says what the checkpoint is (`families.REFUSED`), or what it calls itself. `supported`: the producers' titles."""
+    claimed = architectures(config)
+    first = claimed[0] if claimed else ""
+    remedy = f"Supported: EAGLE-3 / EAGLE-3.1 with Llama or Qwen3 layers, as written by {', '.join(supported)}"
+    for kind in REFUSED:
+        if kind.is_it(config, names, first):
+            what = f"this is {kind.what}, which is not supported yet"
+            return CheckpointError(what, code="unsupported_family", where=where, remedy=remedy)
+    some = ", ".join(name[:60] for name in sorted(names)[:4])
+    return CheckpointError(
+        f"unknown kind of drafter: architectures {[a[:60] for a in claimed[:4]]}, tensors {some}, ...",
+        code="unsupported_family",
+        where=where,
+        remedy=remedy,
     )

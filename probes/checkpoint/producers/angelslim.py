@@ -43,7 +43,6 @@ PRODUCER = Producer(
             because="only AngelSlim writes it",
         ),
     ),
-    renames=((r"^midlayer\.", "layers.0."),),
     norm_output_default=(False, "vLLM and SGLang llama_eagle3.py when the key is absent"),
     norm_before_residual_default=(False, "vLLM llama_eagle3.py when the key is absent; AngelSlim has no such switch"),
     doubts=(

@@ -18,7 +18,6 @@ PRODUCER = Producer(
     score=score,
     sections=("",),
     aux_id_keys=(VLLM_IDS,),  # its own code knows no ids; a list at the top level was added for vLLM
-    renames=((r"^midlayer\.", "layers.0."),),
     norm_output_default=(False, "SafeAILab cnets.py (no such switch; feeds back the pre-norm state)"),
     norm_before_residual_default=(False, "SafeAILab cnets.py (no such switch)"),
     title="SafeAILab/EAGLE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from probes.checkpoint.families import FAMILIES
 from probes.checkpoint.producer import (
     ROTARY_TABLES,
     TESTED_IN_VLLM,
@@ -16,13 +17,12 @@ from probes.checkpoint.producer import (
 )
 
 ARCHITECTURES = {"Eagle3Speculator", "Eagle3DraftModel"}
-LAYER_TYPES = ("llama", "qwen3")
 
 
 def score(config: Config, names: frozenset[str]) -> int:
     layer = config.get("transformer_layer_config")
     layer_type = layer.get("model_type", "llama") if isinstance(layer, Mapping) else "llama"
-    if layer_type not in LAYER_TYPES or not has_layer(names, "layers.0."):
+    if layer_type not in tuple(FAMILIES) or not has_layer(names, "layers.0."):
         return 0
     kind = config.get("speculators_model_type")
     if kind == "eagle3":
@@ -35,6 +35,7 @@ PRODUCER = Producer(
     score=score,
     sections=("", "transformer_layer_config"),
     aux_id_keys=(replace(VLLM_IDS, is_settled=True, because="speculators and vLLM agree on it"),),
+    renames=(),
     harmless_tensors=(r"verifier_.*", ROTARY_TABLES),
     norm_output_default=(False, "vLLM update_eagle3 (configs/speculators/algos.py) when the key is absent"),
     norm_before_residual_default=(

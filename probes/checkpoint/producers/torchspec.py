@@ -19,7 +19,6 @@ PRODUCER = Producer(
     score=score,
     sections=("eagle_config", ""),
     aux_id_keys=(VLLM_IDS, NESTED_IDS),
-    renames=((r"^midlayer\.", "layers.0."),),
     norm_output_default=(False, "vLLM and SGLang llama_eagle3.py when the key is absent"),
     norm_before_residual_default=(False, "vLLM llama_eagle3.py when the key is absent; TorchSpec has no such switch"),
     title="TorchSpec",

@@ -5,17 +5,13 @@ The layer class follows `architectures`: `Eagle3Qwen3ForCausalLM` norms q and k 
 
 from __future__ import annotations
 
+from probes.checkpoint.families import FAMILY_OF_CLASS
 from probes.checkpoint.producer import NESTED_IDS, TESTED_IN_VLLM, VLLM_IDS, Config, Producer, architectures, has_layer
-
-ARCHITECTURES = {
-    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3MiniMaxM2ForCausalLM"),
-    *("Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
-}
 
 
 def score(config: Config, names: frozenset[str]) -> int:
     is_layer = has_layer(names, "midlayer.") or has_layer(names, "layers.0.")
-    return 5 if is_layer and ARCHITECTURES.intersection(architectures(config)) else 0
+    return 5 if is_layer and FAMILY_OF_CLASS.keys() & architectures(config) else 0
 
 
 PRODUCER = Producer(
@@ -23,7 +19,6 @@ PRODUCER = Producer(
     score=score,
     sections=("eagle_config", ""),
     aux_id_keys=(VLLM_IDS, NESTED_IDS),
-    renames=((r"^midlayer\.", "layers.0."),),
     norm_output_default=(False, "vLLM llama_eagle3.py when the key is absent"),
     norm_before_residual_default=(False, "vLLM llama_eagle3.py when the key is absent"),
     title="vLLM's own names",

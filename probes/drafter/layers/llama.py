@@ -1,4 +1,4 @@
-"""The Llama-type EAGLE-3 decoder layer. Layer 0 reads [embedding, state]; later layers are ordinary Llama layers.
+"""The Llama-type decoder layer. EAGLE-3's layer 0 reads [embedding, state]; later layers are ordinary Llama layers.
 
 Attention is not computed here: `project` gives q, k, v, the caller attends, `finish` adds both branches. Agrees with
 vLLM 0.26-0.33 `llama_eagle3.py` and SafeAILab `cnets.py`.
@@ -40,31 +40,18 @@ def rotated(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
 
 
 class Projected(NamedTuple):
-    """The three products, biases included, before any norm of a head and before RoPE."""
+    """The three products, biases included, before any norm of a head and before RoPE: [*slot, heads * their size]."""
 
-    q: Float[Tensor, "*slot q_size"]
-    k: Float[Tensor, "*slot kv_size"]
-    v: Float[Tensor, "*slot kv_size"]
+    q: Float[Tensor, "*slot _"]
+    k: Float[Tensor, "*slot _"]
+    v: Float[Tensor, "*slot _"]
 
 
 class Projection(NamedTuple):
     q: Float[Tensor, "*slot head head_dim"]
     k: Float[Tensor, "*slot kv_head head_dim"]
-    v: Float[Tensor, "*slot kv_head head_dim"]
+    v: Float[Tensor, "*slot kv_head value_dim"]
     residual: Float[Tensor, "*slot hidden"]
-
-
-def rotary_embedding(spec: DrafterSpec) -> LlamaRotaryEmbedding:
-    """transformers' own rope (every rope_type it knows), read from the *draft* config only."""
-    config = LlamaConfig(
-        hidden_size=spec.num_heads * spec.head_dim,  # rope reads head_dim alone; the config wants a multiple of it
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position_embeddings,
-        rope_parameters=dict(spec.rope_parameters),
-    )
-    return LlamaRotaryEmbedding(config)
 
 
 class LlamaMLP(nn.Module):
@@ -90,24 +77,42 @@ class LlamaAttentionProjections(nn.Module):
 
 
 class LlamaDrafterLayer(nn.Module):
-    def __init__(self, spec: DrafterSpec, index: int) -> None:
+    """`reads_embedding`: whether the layer reads [embedding, state]; else it is an ordinary Llama layer."""
+
+    projections = LlamaAttentionProjections
+
+    def __init__(self, spec: DrafterSpec, index: int, *, reads_embedding: bool) -> None:
         super().__init__()
-        self.index = index
-        self.head_dim = spec.head_dim
+        self.reads_embedding = reads_embedding
+        self.head_dim = self.value_dim = spec.head_dim  # of queries and keys, and of values
+        self.scale = spec.head_dim**-0.5  # of the attention logits
         self.window = spec.sliding_window[index]
         self.norm_before_residual = spec.norm_before_residual
         size, eps = spec.hidden_size, spec.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps)
-        self.hidden_norm = RMSNorm(size, eps) if index == 0 and spec.has_hidden_norm else None
+        self.hidden_norm = RMSNorm(size, eps) if reads_embedding and spec.has_hidden_norm else None
         self.post_attention_layernorm = RMSNorm(size, eps)
-        self.self_attn = LlamaAttentionProjections(spec, 2 * size if index == 0 else size)
+        self.self_attn = self.projections(spec, 2 * size if reads_embedding else size)
         self.mlp = LlamaMLP(spec)
+
+    @staticmethod
+    def rotary(spec: DrafterSpec) -> nn.Module:
+        """transformers' own rope (every rope_type it knows), read from the *draft* config only."""
+        config = LlamaConfig(
+            hidden_size=spec.num_heads * spec.head_dim,  # rope reads head_dim alone; the config wants a multiple of it
+            num_attention_heads=spec.num_heads,
+            num_key_value_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            max_position_embeddings=spec.max_position_embeddings,
+            rope_parameters=dict(spec.rope_parameters),
+        )
+        return LlamaRotaryEmbedding(config)
 
     def read(
         self, embeds: Float[Tensor, "*slot hidden"], hidden: Float[Tensor, "*slot hidden"]
-    ) -> tuple[Float[Tensor, "*slot input"], Float[Tensor, "*slot hidden"]]:
+    ) -> tuple[Float[Tensor, "*slot _"], Float[Tensor, "*slot hidden"]]:
         """-> (what q, k, v read, the residual). The residual never contains the embedding."""
-        if self.index > 0:
+        if not self.reads_embedding:
             return self.input_layernorm(hidden), hidden
         normed = hidden if self.hidden_norm is None else self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
@@ -116,22 +121,28 @@ class LlamaDrafterLayer(nn.Module):
     def project(
         self, embeds: Float[Tensor, "*slot hidden"], hidden: Float[Tensor, "*slot hidden"], rotation: Rotation
     ) -> Projection:
-        """q and k after RoPE; `rotation` = `Drafter.rotation(positions)`. `embeds` is read by layer 0 only."""
+        """q and k after RoPE; `rotation` = `Drafter.rotation(positions)`. `embeds`: for `reads_embedding` alone."""
         x, residual = self.read(embeds, hidden)
         return Projection(*self.heads(self.products(x), rotation), residual)
 
-    def products(self, x: Float[Tensor, "*slot input"]) -> Projected:
-        """Of what `read` gives."""
+    def products(self, x: Float[Tensor, "*slot _"]) -> Projected:
+        """The projections of what `read` gives."""
         attn = self.self_attn
         return Projected(attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
 
     def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v by head, q and k after RoPE."""
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        q, k, v = self.split(projected)
         return *rotated(q, k, rotation), v
 
-    def attention_branch(self, attended: Float[Tensor, "*slot attended"]) -> Float[Tensor, "*slot hidden"]:
-        """What attention adds to the residual; `attended` = heads * head_dim."""
+    def split(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v by head, before RoPE."""
+        sizes = (self.head_dim, self.head_dim, self.value_dim)
+        q, k, v = (x.unflatten(-1, (-1, size)) for x, size in zip(projected, sizes, strict=True))
+        return q, k, v
+
+    def attention_branch(self, attended: Float[Tensor, "*slot _"]) -> Float[Tensor, "*slot hidden"]:
+        """What attention adds to the residual; `attended` [*slot, heads * value_dim]."""
         return self.self_attn.o_proj(attended)
 
     def mlp_branch(self, stream: Float[Tensor, "*slot hidden"]) -> Float[Tensor, "*slot hidden"]:
@@ -139,13 +150,13 @@ class LlamaDrafterLayer(nn.Module):
         return self.mlp(self.post_attention_layernorm(stream))
 
     def finish(
-        self, attended: Float[Tensor, "*slot attended"], residual: Float[Tensor, "*slot hidden"]
+        self, attended: Float[Tensor, "*slot _"], residual: Float[Tensor, "*slot hidden"]
     ) -> Float[Tensor, "*slot hidden"]:
         """The residual stream leaving the layer (before the final norm)."""
         stream = residual + self.attention_branch(attended)
         return stream + self.mlp_branch(stream)
 
-    def embed_share(self, x: Float[Tensor, "*slot input"], projected: Projected) -> Float[Tensor, "*slot"]:
+    def embed_share(self, x: Float[Tensor, "*slot _"], projected: Projected) -> Float[Tensor, "*slot"]:
         """Signed share of the embedding half in layer 0's stacked q, k, v products, float32; NaN where these are 0.
 
         <W_e e, W [e, n]> / ||W [e, n]||^2 before RoPE and bias, of what `read` and `products` gave. Products in the model's

@@ -20,12 +20,11 @@ class Qwen3AttentionProjections(LlamaAttentionProjections):
 
 
 class Qwen3DrafterLayer(LlamaDrafterLayer):
-    def __init__(self, spec: DrafterSpec, index: int) -> None:
-        super().__init__(spec, index)
-        self.self_attn = Qwen3AttentionProjections(spec, 2 * spec.hidden_size if index == 0 else spec.hidden_size)
+    projections = Qwen3AttentionProjections
+    self_attn: Qwen3AttentionProjections
 
     def heads(self, projected: Projected, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """q and k after their norms and RoPE; as `LlamaDrafterLayer.heads` otherwise."""
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        q, k, v = self.split(projected)
         attn = self.self_attn
         return *rotated(attn.q_norm(q), attn.k_norm(k), rotation), v
