@@ -17,14 +17,16 @@ from driftscope.diagnosis import intervene
 from driftscope.diagnosis.diagnose import diagnose
 from driftscope.diagnosis.diagnosis import Diagnosis
 from driftscope.diagnosis.named import Named, named_by
+from driftscope.figures import HeadMasses
+from driftscope.report import heads
 from driftscope.runs import Run, RunInfo, read_run
 from driftscope.runs.reader import prompt_keys
+from driftscope.runs.views import BATCH_KEY, NOT_LOOPING
 from driftscope.summary import Summary, summarise
+from probes.record import ConditionKey
 
 MAX_RUNS_KEPT = 24
-_BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
 _IN_BATCH = "drafter = ? and system_prompt = ? and template = ? and context_tokens = ? and prompt_id = ?"
-_IN_CONDITION = "drafter = ? and system_prompt = ? and template = ? and context_tokens = ?"
 
 
 @st.cache_resource(max_entries=MAX_RUNS_KEPT, show_spinner="Reading the run")
@@ -70,17 +72,7 @@ def missing_interventions(path: str, version: str) -> MissingInterventions:
 def prompt_sums(path: str, version: str) -> pa.Table:
     """One row for each drafter, condition and prompt: rounds and tokens, walk and dense; its turns, for pairing."""
     run = _run(path, version)
-    sums = run.query(
-        "select drafter, system_prompt, template, context_tokens, prompt_id, "
-        "any_value(category) as category, coalesce(any_value(is_degenerate), false) as is_degenerate, "
-        "any_value(num_response_tokens) as num_response_tokens, "
-        "count(*) filter (on_walk) as walk_rounds, "
-        "coalesce(sum(accepted_drafts + 1) filter (on_walk), 0)::bigint as walk_tokens, "
-        "count(*) filter (has_all_labels and engine = 'replay') as dense_rounds, "
-        "coalesce(sum(accepted_drafts + 1) filter (has_all_labels and engine = 'replay'), 0)::bigint as dense_tokens "
-        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        "group by drafter, system_prompt, template, context_tokens, prompt_id order by min(round_id)"
-    )
+    sums = run.query("select * from batches order by first_round_id")
     turns = turns_by_prompt(run)
     return sums.append_column("turns", pa.array([turns.get(key) for key in prompt_keys(sums)], pa.string()))
 
@@ -89,25 +81,17 @@ def prompt_sums(path: str, version: str) -> pa.Table:
 def aux_sums(path: str, version: str, column: str) -> pa.Table:
     """`column` (fusion_share, fusion_energy, aux_norm) summed by prompt and position, degenerate prompts left out."""
     return _run(path, version).query(
-        f"with parts as (select drafter, system_prompt, template, context_tokens, prompt_id, unnest({column}) as value, "
-        f"generate_subscripts({column}, 1) as position from rounds where {_BASIS}) "
-        "select drafter, system_prompt, template, context_tokens, prompt_id, position, sum(value)::double as total, "
-        "count(value) as num_rounds from parts join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        "where not coalesce(is_degenerate, false) group by all order by all"
+        f"with parts as (select {BATCH_KEY}, unnest({column}) as value, "
+        f"generate_subscripts({column}, 1) as position from basis_rounds {NOT_LOOPING}) "
+        f"select {BATCH_KEY}, position, sum(value)::double as total, count(value) as num_rounds from parts "
+        "group by all order by all"
     )
 
 
 @st.cache_resource(max_entries=4 * MAX_RUNS_KEPT, show_spinner=False)
-def head_means(path: str, version: str, condition: tuple[str, str, str, int], column: str, num_heads: int) -> pa.Table:
-    """Mean of a column of heads by depth and layer for one condition: columns depth, layer, num_rounds, head_0, ..."""
-    heads = ", ".join(f"avg({column}[{head + 1}])::double as head_{head}" for head in range(num_heads))
-    return _run(path, version).query(
-        f"select depth, layer, count({column}) as num_rounds, {heads} from depths "
-        "join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        f"where {_IN_CONDITION} and {_BASIS} and not coalesce(is_degenerate, false) "
-        "group by depth, layer order by layer, depth",
-        condition,
-    )
+def head_means(path: str, version: str, condition: ConditionKey, column: str) -> dict[int, HeadMasses]:
+    """Layer -> the mean of a column of heads by depth, for one condition."""
+    return heads.head_means(_run(path, version), condition, column)
 
 
 @st.cache_resource(max_entries=2 * MAX_RUNS_KEPT, show_spinner=False)

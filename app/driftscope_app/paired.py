@@ -16,8 +16,7 @@ import pyarrow as pa
 from driftscope.compare.pairing import PromptName, Prompts, PromptSums, pair, paired_sums
 from driftscope.figures import Estimate, Pair
 from driftscope.stats.paired import Difference, paired_difference
-
-ConditionKey = tuple[str, str, str, int]
+from probes.record import ConditionKey, PromptCondition
 
 
 class Compared(NamedTuple):
@@ -30,12 +29,12 @@ class Compared(NamedTuple):
 
 
 def prompts_by_condition(sums: pa.Table, basis: str) -> dict[ConditionKey, dict[PromptName, PromptSums]]:
-    """From `aggregates.prompt_sums`: (drafter, system_prompt, template, context_tokens) -> tokens and rounds."""
-    names = ("drafter", "system_prompt", "template", "context_tokens", "prompt_id", "turns", "is_degenerate")
-    columns = [sums[name].to_pylist() for name in (*names, f"{basis}_tokens", f"{basis}_rounds")]
+    """From `aggregates.prompt_sums`: condition -> tokens and rounds."""
+    names = (*ConditionKey._fields, "prompt_id", "turns", "is_degenerate")
+    columns = [sums[name].to_pylist() for name in (*names, f"num_{basis}_tokens", f"num_{basis}_rounds")]
     conditions: dict[ConditionKey, dict[PromptName, PromptSums]] = {}
-    for drafter, system, template, context, prompt, turns, is_degenerate, tokens, rounds in zip(*columns, strict=True):
-        prompts = conditions.setdefault((drafter, system, template, context), {})
+    for *condition, prompt, turns, is_degenerate, tokens, rounds in zip(*columns, strict=True):
+        prompts = conditions.setdefault(ConditionKey(*condition), {})
         if rounds and not is_degenerate:
             prompts[PromptName(prompt, turns)] = PromptSums(tokens, rounds)
     return conditions
@@ -47,9 +46,7 @@ def difference(first: Prompts, second: Prompts) -> Compared:
     return _compared(paired_sums(pair(first, second).pairs, first, second))
 
 
-def pooled_difference(
-    first: Mapping[tuple[str, str, int], Prompts], second: Mapping[tuple[str, str, int], Prompts]
-) -> Estimate:
+def pooled_difference(first: Mapping[PromptCondition, Prompts], second: Mapping[PromptCondition, Prompts]) -> Estimate:
     """Over all conditions (without drafter) that both sides have.
 
     The prompt is still what is resampled: it brings its rounds of every condition along.

@@ -15,9 +15,24 @@ from driftscope_app import aggregates, candidates, chart
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import code, plain
 from driftscope_app.tokens import Vocabulary
-from probes.record import REGIONS
+from probes.record import COLUMNS, REGIONS
 
 NEUTRAL = len(COLORS) - 1
+LABELS = {
+    "hidden_in_norm": "norm in",
+    "hidden_out_norm": "norm out",
+    "hidden_feedback_norm": "norm fed back",
+    "branch_norm_attn": "attention adds",
+    "branch_norm_mlp": "MLP adds",
+    "input_share_embed": "embedding share",
+}
+OF_TOKENS = ("draft_prob", "draft_entropy", "target_prob_of_draft", "overlap")  # stand beside the tokens
+NUMBERS = LABELS | {
+    name: LABELS.get(name, name.replace("_", " "))
+    for name, column in COLUMNS.items()
+    if column.axes in ("round depth", "round depth layer") and column.stored == "float32" and name not in OF_TOKENS
+}
+"""Column -> its heading in the table of depths: every number that is recorded at a depth."""
 LAST_LAYER_COLUMNS = ("hidden_out_norm", "branch_norm_attn", "branch_norm_mlp")
 
 
@@ -110,16 +125,17 @@ def _depth_table(rows: list[dict[str, Any]], words: Vocabulary) -> None:
         "fresh right": ["" if r["fresh_right"] is None else ("yes" if r["fresh_right"] else "no") for r in rows],
         "entropy": [r["draft_entropy"] for r in rows],
         "overlap": [r["overlap"] for r in rows],
-        "norm in": [r["hidden_in_norm"] for r in rows],
-        "norm out": [r["hidden_out_norm"] for r in rows],
-        "norm fed back": [r["hidden_feedback_norm"] for r in rows],
-        "attention adds": [r["branch_norm_attn"] for r in rows],
-        "MLP adds": [r["branch_norm_mlp"] for r in rows],
-        "embedding share": [r["input_share_embed"] for r in rows],
+        **{label: [r[name] for r in rows] for name, label in NUMBERS.items()},
     }
     measured = {name: values for name, values in columns.items() if any(v not in (None, "") for v in values)}
-    decimals = ("p drafter", "p target", "entropy", "overlap", "embedding share")
-    norms = ("norm in", "norm out", "norm fed back", "attention adds", "MLP adds")
+    norms = [label for name, label in NUMBERS.items() if "norm" in name]
+    decimals = (
+        "p drafter",
+        "p target",
+        "entropy",
+        "overlap",
+        *(label for label in NUMBERS.values() if label not in norms),
+    )
     config: dict[str, Any] = {name: st.column_config.NumberColumn(format="%.2f", width=72) for name in decimals}
     config |= {name: st.column_config.NumberColumn(format="%.1f", width="small") for name in norms}
     config |= {"accepted": st.column_config.TextColumn(width=70)}

@@ -103,8 +103,7 @@ def _differences(scope: Scope, basis: str, by: str, baseline: str) -> list[Diffe
         prompts[run.ref.name] = prompts_by_condition(sums, basis)
 
     def tokens(condition: Condition) -> Prompts:
-        s = condition.summary
-        return prompts[condition.run.ref.name].get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
+        return prompts[condition.run.ref.name].get(condition.summary.key, {})
 
     others = {tuple(_value(c, d) for d in DIMENSIONS): c for c in scope.conditions}
     pairs = []

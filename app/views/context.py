@@ -6,17 +6,11 @@ import streamlit as st
 from driftscope_app import address, chart, page
 from driftscope_app.scope import Condition, Scope
 
-from driftscope.figures import METRICS, Curve, Estimate, curve_figure, series_style
+from driftscope.figures import Curve, Estimate, curve_figure, series_style
+from driftscope.quantities import OVER_DEPTH, QUANTITIES, DepthQuantity
 
 Series = tuple[str, list[Condition], int]  # label, conditions by context length, variant
-DEEP_METRICS = (
-    "acceptance_conditional",
-    "chain_gap",
-    "hidden_in_norm_growth",
-    "own_excess",
-    "sink_deficit",
-    "mass_sink",
-)
+TOKENS = QUANTITIES["tokens_per_round"]
 
 
 def main() -> None:
@@ -30,8 +24,7 @@ def main() -> None:
     if len(contexts) < 2:
         st.info(
             f"Only one context length ({contexts[0]:,} tokens) is in view. Clear the filter in the sidebar, or probe "
-            f"with several: "
-            "`--context-tokens 0,1024,4096`.",
+            "with several: `--context-tokens 0,1024,4096`.",
             icon=":material/straighten:",
         )
         return
@@ -64,21 +57,22 @@ def main() -> None:
         series.append((label, sorted(members, key=lambda c: c.summary.context_tokens), variant))
     chart.legend([(label, series_style(scope.drafter_index(m[0].summary.drafter), v)) for label, m, v in series])
 
-    st.subheader(METRICS["tokens_per_round"].title, anchor=False, help=METRICS["tokens_per_round"].definition)
+    st.subheader(TOKENS.title, anchor=False, help=TOKENS.definition)
     curves = [_curve(scope, s, [c.estimate(basis) for c in s[1]]) for s in series]
     figure = curve_figure(
         curves,
         title=f"tokens per round ({basis})",
         x_title="context length (tokens)",
-        y_title=METRICS["tokens_per_round"].axis,
+        y_title=TOKENS.axis,
         height=340,
     )
     chart.show(figure, "context_tokens_per_round")
     st.header(f"At depth {depth}", anchor=False)
-    for begin in range(0, len(DEEP_METRICS), 3):
-        for column, name in zip(st.columns(3), DEEP_METRICS[begin : begin + 3], strict=False):
+    quantities = [q for q in OVER_DEPTH.values() if q.is_over_context]
+    for begin in range(0, len(quantities), 3):
+        for column, quantity in zip(st.columns(3), quantities[begin : begin + 3], strict=False):
             with column:
-                _deep_chart(scope, series, name, int(depth))
+                _deep_chart(scope, series, quantity, int(depth))
 
 
 def _curve(scope: Scope, series: Series, estimates: list[Estimate]) -> Curve:
@@ -92,23 +86,22 @@ def _curve(scope: Scope, series: Series, estimates: list[Estimate]) -> Curve:
     )
 
 
-def _deep_chart(scope: Scope, series: list[Series], name: str, depth: int) -> None:
-    metric = METRICS[name]
+def _deep_chart(scope: Scope, series: list[Series], quantity: DepthQuantity, depth: int) -> None:
     curves = []
     for one in series:
-        arrays = [c.depth_estimates(name) for c in one[1]]
+        arrays = [c.depth_estimates(quantity.name) for c in one[1]]
         missing = Estimate(value=None)
         curves.append(_curve(scope, one, [a[depth - 1] if depth <= len(a) else missing for a in arrays]))
-    st.subheader(metric.title, anchor=False, help=f"{metric.definition} {metric.how_to_read}".strip())
+    st.subheader(quantity.title, anchor=False, help=quantity.explanation)
     is_measured = any(e.value is not None for curve in curves for e in curve.estimates)
     figure = curve_figure(
         curves,
-        title=f"{metric.title} at depth {depth}",
+        title=f"{quantity.title} at depth {depth}",
         x_title="context length (tokens)",
-        y_title=metric.axis,
-        is_share=metric.is_share,
+        y_title=quantity.axis,
+        is_share=quantity.is_share,
     )
-    chart.show(figure, f"context_{name}", missing=None if is_measured else "Not measured in this run.")
+    chart.show(figure, f"context_{quantity.name}", missing=None if is_measured else "Not measured in this run.")
 
 
 main()

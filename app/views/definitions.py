@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from driftscope.figures import METRICS, REGION_MEANINGS
+from driftscope.quantities import QUANTITIES, REGION_DEFINITIONS
 from driftscope.report.glossary import INTERVALS, LOOPING, REASONS, WORDS
 
 
@@ -15,12 +15,10 @@ def main() -> None:
     st.header("Words", anchor=False)
     _list(WORDS)
     st.header("Quantities", anchor=False)
-    for metric in METRICS.values():
-        st.markdown(
-            f"**{metric.title}** · `{metric.name}`  \n{_escaped(metric.definition)} {_escaped(metric.how_to_read)}"
-        )
+    for quantity in QUANTITIES.values():
+        st.markdown(f"**{quantity.title}** · `{quantity.name}`  \n{_escaped(quantity.explanation)}")
     st.header("Regions of attention", anchor=False)
-    _list(REGION_MEANINGS)
+    _list(REGION_DEFINITIONS)
     st.header("Why a draft was not accepted", anchor=False)
     _list(REASONS)
     st.header("Intervals", anchor=False)

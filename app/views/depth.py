@@ -6,7 +6,8 @@ import streamlit as st
 from driftscope_app import address, chart, page
 from driftscope_app.scope import Condition, Scope
 
-from driftscope.figures import DEPTH_METRICS, METRICS, Curve, curve_figure, series_style
+from driftscope.figures import Curve, curve_figure, series_style
+from driftscope.quantities import DEPTH_CHARTS, DepthQuantity
 
 
 def main() -> None:
@@ -29,13 +30,13 @@ def main() -> None:
     num_prompts = sorted({c.estimate(c.summary.depth_basis).num_prompts or 0 for c in drawn})
     prompts = " to ".join(dict.fromkeys((str(num_prompts[0]), str(num_prompts[-1]))))
     st.caption(f"Over the {' and '.join(sorted(bases))} rounds of {prompts} prompts; looping responses are left out.")
-    for section, names in DEPTH_METRICS.items():
+    for section, quantities in DEPTH_CHARTS.items():
         st.header(section, anchor=False)
-        per_row = 3 if len(names) == 3 else 2
-        for begin in range(0, len(names), per_row):
-            for column, name in zip(st.columns(per_row), names[begin : begin + per_row], strict=False):
+        per_row = 3 if len(quantities) == 3 else 2
+        for begin in range(0, len(quantities), per_row):
+            for column, quantity in zip(st.columns(per_row), quantities[begin : begin + per_row], strict=False):
                 with column:
-                    _chart(drawn, labels, variants, scope, name)
+                    _chart(drawn, labels, variants, scope, quantity)
     _table(drawn, labels)
 
 
@@ -50,12 +51,13 @@ def _variants(scope: Scope, drawn: list[Condition]) -> dict[str, int]:
     return variants
 
 
-def _chart(drawn: list[Condition], labels: dict[str, str], variants: dict[str, int], scope: Scope, name: str) -> None:
-    metric = METRICS[name]
-    st.subheader(metric.title, anchor=False, help=f"{metric.definition} {metric.how_to_read}".strip())
+def _chart(
+    drawn: list[Condition], labels: dict[str, str], variants: dict[str, int], scope: Scope, quantity: DepthQuantity
+) -> None:
+    st.subheader(quantity.title, anchor=False, help=quantity.explanation)
     curves = []
     for condition in drawn:
-        estimates = condition.depth_estimates(name)
+        estimates = condition.depth_estimates(quantity.name)
         curves.append(
             Curve(
                 label=labels[condition.key],
@@ -66,26 +68,28 @@ def _chart(drawn: list[Condition], labels: dict[str, str], variants: dict[str, i
             )
         )
     is_measured = any(e.value is not None for curve in curves for e in curve.estimates)
-    figure = curve_figure(curves, title=metric.title, x_title="depth k", y_title=metric.axis, is_share=metric.is_share)
-    chart.show(figure, f"depth_{name}", missing=None if is_measured else "Not measured in this run.")
+    figure = curve_figure(
+        curves, title=quantity.title, x_title="depth k", y_title=quantity.axis, is_share=quantity.is_share
+    )
+    chart.show(figure, f"depth_{quantity.name}", missing=None if is_measured else "Not measured in this run.")
 
 
 def _table(drawn: list[Condition], labels: dict[str, str]) -> None:
     with st.expander("Numbers", icon=":material/table:"):
-        names = [name for section in DEPTH_METRICS.values() for name in section]
-        rows: dict[str, list[object]] = {"series": [], "depth": [], **{METRICS[n].title: [] for n in names}}
+        quantities = [quantity for section in DEPTH_CHARTS.values() for quantity in section]
+        rows: dict[str, list[object]] = {"series": [], "depth": [], **{q.title: [] for q in quantities}}
         for condition in drawn:
-            arrays = {name: condition.depth_estimates(name) for name in names}
+            arrays = {q.title: condition.depth_estimates(q.name) for q in quantities}
             for k in range(max(len(array) for array in arrays.values())):
                 rows["series"].append(labels[condition.key])
                 rows["depth"].append(k + 1)
-                for name in names:
-                    rows[METRICS[name].title].append(arrays[name][k].value if k < len(arrays[name]) else None)
+                for title, array in arrays.items():
+                    rows[title].append(array[k].value if k < len(array) else None)
         st.dataframe(
             rows,
             hide_index=True,
             width="stretch",
-            column_config={METRICS[n].title: st.column_config.NumberColumn(format="%.4g") for n in names},
+            column_config={q.title: st.column_config.NumberColumn(format="%.4g") for q in quantities},
             placeholder="",
             alt="Table of all quantities by depth",
         )

@@ -8,7 +8,8 @@ from driftscope_app import address, aggregates, chart, page
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
 
-from driftscope.figures import METRICS, Estimate, Share, fusion_bars
+from driftscope.figures import Estimate, Share, fusion_bars
+from driftscope.quantities import QUANTITIES
 from driftscope.stats.intervals import ratio_intervals
 
 COLUMNS = ("fusion_share", "fusion_energy", "aux_norm")
@@ -29,14 +30,14 @@ def main() -> None:
             "fusion",
             "Quantity",
             COLUMNS,
-            format_func=lambda name: METRICS[name].title,
+            format_func=lambda name: QUANTITIES[name].title,
             required=True,
         )
     with right:
         wanted = address.pick_a_few("place", "Conditions (system prompt · context tokens)", places)
     assert column is not None
-    metric = METRICS[column]
-    st.caption(f"{metric.definition} {metric.how_to_read}".strip())
+    quantity = QUANTITIES[column]
+    st.caption(f"{quantity.definition} {quantity.how_to_read}".strip())
     shown = [c for c in scope.conditions if scope.place(c) in wanted]
     series = scope.all_series()
     shares = {
@@ -62,7 +63,7 @@ def main() -> None:
                 is_measured = any(s.estimate.value is not None for s in shares[name])
                 figure = fusion_bars(
                     shares[name],
-                    y_title=metric.axis,
+                    y_title=quantity.axis,
                     value_range=(min(0.0, *ends), max(0.0, *ends)) if ends else None,
                 )
                 missing = None if is_measured else "Not measured: no fusion layer, or not recorded."
@@ -128,7 +129,7 @@ def _over_conditions(scope: Scope, column: str) -> None:
             width="stretch",
             column_config={n: st.column_config.NumberColumn(format="%.3f") for n in names[2:]},
             placeholder="",
-            alt=f"Table of {METRICS[column].title} by layer for {len(rows)} conditions",
+            alt=f"Table of {QUANTITIES[column].title} by layer for {len(rows)} conditions",
         )
 
 

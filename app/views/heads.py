@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 from driftscope_app import address, aggregates, chart, page
 from driftscope_app.scope import Condition, Scope
 from driftscope_app.text import plain
 
-from driftscope.figures import (
-    HEAD_METRICS,
-    METRICS,
-    REGION_MEANINGS,
-    HeadMasses,
-    RegionMasses,
-    head_map,
-    region_bars,
-)
+from driftscope.figures import HeadMasses, RegionMasses, head_map, region_bars
+from driftscope.quantities import HEAD_QUANTITIES, REGION_DEFINITIONS
 
 
 def main() -> None:
@@ -36,7 +31,7 @@ def main() -> None:
             masses = RegionMasses(label=scope.series(condition), mass=dict(condition.summary.mass))
             chart.show(region_bars(masses), f"regions_{condition.key}")
     with st.expander("What the regions are", icon=":material/menu_book:"):
-        for region, meaning in REGION_MEANINGS.items():
+        for region, meaning in REGION_DEFINITIONS.items():
             stored = shown[0].run.info.region_definitions.get(region, meaning)
             st.markdown(f"**{region}**: {plain(stored)}")
     st.header("By head", anchor=False)
@@ -44,19 +39,17 @@ def main() -> None:
 
 
 def _by_head(scope: Scope, shown: list[Condition]) -> None:
-    regions = [
-        f"mass_{region}"
-        for region in REGION_MEANINGS
-        if any(value for c in shown for value in c.summary.mass.get(region, []))
+    masses = {f"mass_{region}": [c.summary.mass[region] for c in shown] for region in REGION_DEFINITIONS}
+    options = [
+        name for name in HEAD_QUANTITIES if name not in masses or any(value for mass in masses[name] for value in mass)
     ]
-    options = [*HEAD_METRICS, *regions]
     with st.container(horizontal=True, vertical_alignment="top", gap="small"):
         name = address.pick_one(
             st.selectbox,
             "head_metric",
             "Quantity",
             options,
-            format_func=lambda n: METRICS[n].title if n in METRICS else f"{n.removeprefix('mass_').capitalize()} mass",
+            format_func=lambda n: HEAD_QUANTITIES[n].title,
             width=300,
         )
         assert name is not None
@@ -64,44 +57,31 @@ def _by_head(scope: Scope, shown: list[Condition]) -> None:
         layer = "0"
         if num_layers > 1:
             layer = address.pick_one(st.selectbox, "layer", "Drafter layer", [str(i) for i in range(num_layers)]) or "0"
-    metric = METRICS.get(name)
-    if metric is not None:
-        st.caption(f"{metric.definition} {metric.how_to_read}".strip())
-    masses = [(c, _head_masses(scope, c, name, int(layer))) for c in shown]
-    values = [v for _, m in masses for row in m.values for v in row if v is not None]
+    quantity = HEAD_QUANTITIES[name]
+    st.caption(quantity.explanation)
+    maps = [(c, _head_masses(scope, c, name, int(layer))) for c in shown]
+    values = [v for _, m in maps for row in m.values for v in row if v is not None]
     if not values:
         st.caption("Not measured in this run.")
         return
-    for column, (condition, mass) in zip(st.columns(max(2, len(masses))), masses, strict=False):
+    for column, (condition, mass) in zip(st.columns(max(2, len(maps))), maps, strict=False):
         with column:
             st.subheader(plain(scope.series(condition)), anchor=False)
             if not mass.values:
                 st.caption("Not measured.")
                 continue
-            title = metric.title if metric is not None else f"{name.removeprefix('mass_')} mass"
-            is_signed = metric is not None and metric.is_signed
-            floor = 0.0 if not is_signed else min(values)
-            figure = head_map(mass, title=title, value_range=(floor, max(values)), is_signed=is_signed)
+            floor = min(values) if quantity.is_signed else 0.0
+            figure = head_map(
+                mass, title=quantity.title, value_range=(floor, max(values)), is_signed=quantity.is_signed
+            )
             chart.show(figure, f"heads_{condition.key}")
             st.caption(f"Mean over {mass.num_rounds:,} rounds")
 
 
 def _head_masses(scope: Scope, condition: Condition, name: str, layer: int) -> HeadMasses:
-    s = condition.summary
-    drafter = condition.run.info.drafter(s.drafter)
-    num_heads = drafter.num_heads if drafter is not None else None
-    label = scope.series(condition)
-    if not num_heads:
-        return HeadMasses(label=label, values=())
-    ref = condition.run.ref
-    table = aggregates.head_means(
-        ref.path, ref.version, (s.drafter, s.system_prompt, s.template, s.context_tokens), name, num_heads
-    )
-    rows = [row for row in table.to_pylist() if row["layer"] == layer]
-    values = tuple(tuple(row[f"head_{head}"] for row in rows) for head in range(num_heads))
-    if not any(v is not None for row in values for v in row):
-        return HeadMasses(label=label, values=())
-    return HeadMasses(label=label, values=values, num_rounds=max((row["num_rounds"] for row in rows), default=0))
+    ref, label = condition.run.ref, scope.series(condition)
+    found = aggregates.head_means(ref.path, ref.version, condition.summary.key, name).get(layer)
+    return HeadMasses(label=label, values=()) if found is None else replace(found, label=label)
 
 
 main()

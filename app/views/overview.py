@@ -12,6 +12,7 @@ from driftscope_app.text import plain
 
 from driftscope.compare.pairing import Prompts
 from driftscope.figures import Point, condition_dots
+from probes.record import PromptCondition
 
 REFERENCE_SYSTEM_PROMPT = "default"
 MAX_SENTENCES = 4
@@ -82,15 +83,13 @@ def _card(scope: Scope, name: str, own: list[Condition], basis: str) -> None:
 def _sentences(scope: Scope) -> None:
     """Each series against the first, pooled over the conditions that both have."""
     basis = "walk" if any(c.summary.walk for c in scope.conditions) else "dense"
-    tokens: dict[str, dict[tuple[str, str, int], Prompts]] = {}
+    tokens: dict[str, dict[PromptCondition, Prompts]] = {}
     for run in scope.runs:
         sums = prompts_by_condition(aggregates.prompt_sums(run.ref.path, run.ref.version), basis)
         for c in scope.conditions:
             if c.run is run:
-                s = c.summary
-                prompts = sums.get((s.drafter, s.system_prompt, s.template, s.context_tokens), {})
-                own = tokens.setdefault(scope.series(c), {})
-                own[s.system_prompt, s.template, s.context_tokens] = prompts
+                key = c.summary.key
+                tokens.setdefault(scope.series(c), {})[key.without_drafter] = sums.get(key, {})
     first, *others = scope.all_series()
     for other in others[:MAX_SENTENCES]:
         estimate = pooled_difference(tokens[other], tokens[first])

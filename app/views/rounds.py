@@ -80,7 +80,7 @@ def _pick_conversation(scope: Scope) -> tuple[Condition, str | None]:
             if (row["drafter"], row["system_prompt"], row["template"], row["context_tokens"])
             == (s.drafter, s.system_prompt, s.template, s.context_tokens)
         ]
-        own.sort(key=lambda row: row["walk_tokens"] / row["walk_rounds"] if row["walk_rounds"] else 0.0)
+        own.sort(key=lambda row: row["num_walk_tokens"] / row["num_walk_rounds"] if row["num_walk_rounds"] else 0.0)
         labels = {row["prompt_id"]: _conversation_label(row) for row in own}
         prompt_id = address.pick_one(
             st.selectbox,
@@ -94,7 +94,7 @@ def _pick_conversation(scope: Scope) -> tuple[Condition, str | None]:
 
 
 def _conversation_label(row: dict[str, Any]) -> str:
-    tokens = f"{row['walk_tokens'] / row['walk_rounds']:.2f}" if row["walk_rounds"] else "no walk"
+    tokens = f"{row['num_walk_tokens'] / row['num_walk_rounds']:.2f}" if row["num_walk_rounds"] else "no walk"
     category = f" ({row['category']})" if row["category"] else ""
     looping = ", looping" if row["is_degenerate"] else ""
     return f"{tokens} · {shortened(row['prompt_id'], 40)}{category}{looping}"

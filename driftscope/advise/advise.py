@@ -26,6 +26,7 @@ from driftscope.stats.acceptance import ratios
 from driftscope.stats.intervals import Interval, ratio_intervals
 from driftscope.stats.paired import paired_difference
 from probes.errors import RunError
+from probes.record import ConditionKey
 
 COST_MODEL = (
     "round(K) = K draft steps + verify(K + 1 tokens); plain decoding = one verify(1 token) a token; "
@@ -66,7 +67,7 @@ def advise(run: Run, given: GivenCosts | None = None) -> Advice:
 
 
 def _assumptions(
-    run: Run, conditions: list[ConditionWalks], given: GivenCosts, timed: dict[tuple[str, str, str, int], TimedRounds]
+    run: Run, conditions: list[ConditionWalks], given: GivenCosts, timed: dict[ConditionKey, TimedRounds]
 ) -> list[str]:
     said = [
         "Rounds cost the same wherever they start, and every round drafts K.",
@@ -96,7 +97,7 @@ def _over_all(
     drafter: str,
     conditions: Sequence[ConditionWalks],
     given: GivenCosts,
-    timed: dict[tuple[str, str, str, int], TimedRounds],
+    timed: dict[ConditionKey, TimedRounds],
     measured: Sequence[Cost],
 ) -> ConditionAdvice:
     """A prompt brings its rounds of every condition along. Times: the conditions' medians, weighted by their rounds."""

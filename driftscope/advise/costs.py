@@ -16,8 +16,8 @@ from driftscope.runs import Run
 from driftscope.runs.info import Cost
 from driftscope.runs.schema import CONDITION
 from probes.errors import InputError
+from probes.record import ConditionKey
 
-ConditionKey = tuple[str, str, str, int]
 MIN_TIMED_ROUNDS = 20  # fewer say too little about a median
 
 
@@ -144,7 +144,7 @@ def timed_rounds(run: Run) -> dict[ConditionKey, TimedRounds]:
     found = {}
     for row in table.to_pylist():
         if row["num_rounds"] >= MIN_TIMED_ROUNDS:
-            key = tuple(row[name] for name in CONDITION)
+            key = ConditionKey(*(row[name] for name in CONDITION))
             found[key] = TimedRounds(
                 depth=row["num_depths"],
                 num_rounds=row["num_rounds"],

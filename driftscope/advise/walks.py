@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftscope.advise.costs import ConditionKey
 from driftscope.runs import Run
 from driftscope.runs.schema import CONDITION
+from driftscope.runs.views import BATCH_KEY
+from probes.record import ConditionKey
 
 PromptKey = tuple[str, str]  # prompt_id, sha256 of its messages
 
@@ -52,20 +53,18 @@ def condition_walks(run: Run) -> list[ConditionWalks]:
 
     Raises RunError for a part that cannot be read.
     """
-    names = (*CONDITION, "prompt_id")
     table = run.query(
-        f"select {', '.join(names)}, any_value(messages_sha256) as sha256, max(num_depths) as depth, "
-        "bool_and(engine = 'replay') as is_replay, coalesce(any_value(is_degenerate), false) as is_degenerate, "
+        f"select {BATCH_KEY}, any_value(messages_sha256) as sha256, any_value(batches.num_depths) as depth, "
+        "bool_and(rounds.engine = 'replay') as is_replay, any_value(is_degenerate) as is_degenerate, "
         "list(start order by start, round_id) as start, list(num_drafts order by start, round_id) as num_drafts, "
         "list(accepted_drafts order by start, round_id) as accepted, list(on_walk order by start, round_id) as on_walk "
-        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        f"group by {', '.join(names)} order by min(round_id)"
+        f"from rounds join batches using ({BATCH_KEY}) group by {BATCH_KEY} order by min(round_id)"
     )
     prompts: dict[ConditionKey, dict[PromptKey, PromptWalks]] = {}
     num_degenerate: dict[ConditionKey, int] = {}
     for [batch] in (table.slice(number, 1).to_batches() for number in range(table.num_rows)):
         row = {name: batch[name][0].as_py() for name in batch.schema.names if name not in _LISTS}
-        key: ConditionKey = tuple(row[name] for name in CONDITION)
+        key = ConditionKey(*(row[name] for name in CONDITION))
         of_condition = prompts.setdefault(key, {})
         num_degenerate[key] = num_degenerate.get(key, 0) + row["is_degenerate"]
         start, num_drafts, accepted, on_walk = (batch[name].flatten().to_numpy(zero_copy_only=False) for name in _LISTS)

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run, RunStatus
-from driftscope.runs.info import counted_slots
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
+from probes.record import PromptCondition, counted_slots
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 
@@ -75,10 +76,10 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
     table.add_column("dense", justify="right", no_wrap=True)
     labels = " ".join(f"{k:>3}" for k in depths)
     table.add_column(Text(f"acceptance_conditional, {basis}\n{labels}"), no_wrap=True)
-    former: tuple[str, str, int] | None = None
+    former: PromptCondition | None = None
     for condition in conditions:
-        where = (condition.system_prompt, condition.template, condition.context_tokens)
-        system, template, context = ("", "", "") if where == former else (where[0], where[1], str(where[2]))
+        where = condition.key.without_drafter
+        system, template, context = ("", "", "") if where == former else map(str, where)
         former = where
         headline = _headline(condition)
         table.add_row(
@@ -136,16 +137,13 @@ def _print_depths(out: Console, conditions: Sequence[ConditionSummary], depths: 
 
 
 def _depth_rows(condition: ConditionSummary) -> Iterator[tuple[str, DepthArray, Callable[[float | None], str]]]:
-    yield "acceptance_marginal", condition.acceptance_marginal, _share
-    yield "acceptance_conditional", condition.acceptance_conditional, _share
-    yield "chain_gap", condition.chain_gap, _signed
-    yield "hidden_in_norm", condition.hidden_in_norm, _norm
-    yield "hidden_out_norm", condition.hidden_out_norm, _norm
-    yield "hidden_feedback_norm", condition.hidden_feedback_norm, _norm
-    yield "mass sink", condition.mass["sink"], _mass
-    yield "sink_deficit", condition.sink_deficit, _signed
-    yield "mass own", condition.mass["own"], _mass
-    yield "own_excess", condition.own_excess, _signed
+    """Every quantity with a chart; of a mean and its growth, the mean."""
+    for name, quantity in OVER_DEPTH.items():
+        if quantity.section and not quantity.is_relative:
+            form = _signed if quantity.is_signed else _norm
+            if quantity.is_share:
+                form = _mass if name.startswith("mass_") else _share
+            yield name.replace("mass_", "mass "), condition.over_depth(name), form
 
 
 def _warnings(run: Run, summary: Summary) -> Iterator[str]:

@@ -154,7 +154,7 @@ def _gate_notes(gates: Sequence[GateExpression]) -> Iterator[str]:
 
 
 def _condition(side: Side) -> ComparedCondition:
-    return ComparedCondition(run=side.run_name, **dict(zip(CONDITION, side.key, strict=True)))
+    return ComparedCondition(run=side.run_name, **side.key._asdict())
 
 
 def _run(run: Run, name: str) -> ComparedRun:

@@ -13,26 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from driftscope.compare.sides import Side
+from driftscope.quantities import OUT_OF_DRAFT_VOCAB, OVER_DEPTH
 from probes.errors import InputError
-from probes.record import REGIONS
 
 TOKENS_PER_ROUND = "tokens_per_round"
 _ROUND_SETS = ("walk", "dense", "walk_all", "dense_all")
-_DEPTH_MEANS = (
-    "hidden_in_norm",
-    "hidden_out_norm",
-    "hidden_feedback_norm",
-    "own_excess",
-    "sink_deficit",
-    "chain_gap",
-    *(f"mass.{region}" for region in REGIONS),
-)
-_ACCEPTANCE = {"acceptance_marginal": "drafted", "acceptance_conditional": "reached"}
-_PLAIN = ("out_of_draft_vocab_share", "degenerate_share", "text_agreement", "fusion_share.bias")
+_ARRAYS = {name.replace("mass_", "mass."): name for name, q in OVER_DEPTH.items() if not q.is_relative}
+"""As `show --json` has them -> quantity. A mean over another one is no ratio of sums."""
+_PLAIN = (OUT_OF_DRAFT_VOCAB.name, "degenerate_share", "text_agreement", "fusion_share.bias")
 METRIC_HELP = (
     f"{TOKENS_PER_ROUND} (over the walk); {', '.join(_ROUND_SETS)} followed by .tokens_per_round or "
     f".tokens_per_round_prompt_mean; {', '.join(_PLAIN)}; and with @DEPTH (1..K): "
-    f"{', '.join((*_ACCEPTANCE, *_DEPTH_MEANS))}"
+    f"{', '.join(_ARRAYS)}"
 )
 
 
@@ -56,11 +48,8 @@ class Metric:
 def metric_of(name: str) -> Metric:
     """Raises InputError `unknown_metric`."""
     array, at, depth = name.partition("@")
-    if at and re.fullmatch("[1-9][0-9]{0,3}", depth):
-        if array in _ACCEPTANCE:
-            return Metric(name=name, basis="depths", sums=_acceptance(_ACCEPTANCE[array], int(depth) - 1))
-        if array in _DEPTH_MEANS:
-            return Metric(name=name, basis="depths", sums=_depth_mean(array.replace(".", "_"), int(depth) - 1))
+    if at and re.fullmatch("[1-9][0-9]{0,3}", depth) and array in _ARRAYS:
+        return Metric(name=name, basis="depths", sums=_depth_mean(_ARRAYS[array], int(depth) - 1))
     if not at and name in _PLAIN:
         return _plain(name)
     rounds, _, mean = ("walk", ".", name) if name == TOKENS_PER_ROUND else name.partition(".")
@@ -72,7 +61,7 @@ def metric_of(name: str) -> Metric:
             has_degenerate=rounds.endswith("_all"),
             sums=_tokens(basis, is_prompt_mean=mean.endswith("_mean")),
         )
-    if array in (*_ACCEPTANCE, *_DEPTH_MEANS):
+    if array in _ARRAYS:
         problem = f"{array} is an array over depth: say which depth, e.g. {array}@1"
     else:
         problem = f"{name!r} cannot be compared"
@@ -80,7 +69,7 @@ def metric_of(name: str) -> Metric:
 
 
 def _plain(name: str) -> Metric:
-    if name == "out_of_draft_vocab_share":
+    if name == OUT_OF_DRAFT_VOCAB.name:
         return Metric(name=name, basis="depths", sums=_out_of_draft_vocab)
     if name == "degenerate_share":
         return Metric(name=name, basis="prompts", has_degenerate=True, sums=_degenerate)
@@ -95,14 +84,6 @@ def _tokens(basis: str, *, is_prompt_mean: bool) -> Callable[[Side], RowSums]:
         if not is_prompt_mean:
             return RowSums(tokens, rounds)
         return RowSums(tokens / np.maximum(rounds, 1), (rounds > 0).astype(np.float64))
-
-    return sums
-
-
-def _acceptance(denominator: str, index: int) -> Callable[[Side], RowSums]:
-    def sums(side: Side) -> RowSums:
-        counts = side.sums.acceptance
-        return _by_depth(side, counts.accepted, getattr(counts, denominator), index)
 
     return sums
 
@@ -125,7 +106,7 @@ def _by_depth(side: Side, total: np.ndarray, count: np.ndarray, index: int) -> R
 def _out_of_draft_vocab(side: Side) -> RowSums:
     """Each emitted token once: dense starts see it at depth 1, the walk where it was compared."""
     depths = 1 if side.depth_basis == "dense" else side.depth
-    mean = side.sums.means["out_of_draft_vocab"]
+    mean = side.sums.means[OUT_OF_DRAFT_VOCAB.name]
     count = mean.count[side.rows, :depths].sum(axis=1)
     return RowSums(mean.total[side.rows, :depths].sum(axis=1), np.where(side.in_depth_basis, count, 0))
 

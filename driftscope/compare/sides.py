@@ -18,14 +18,13 @@ from driftscope.runs import Run
 from driftscope.runs.schema import CONDITION
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError
+from probes.record import ConditionKey
 
 By = Literal["drafter", "system_prompt", "template", "context"]
 COLUMN_OF = {"context": "context_tokens"}
 """Where a --by word is not the column's name."""
 
 MOST_VALUES = 4  # in one message
-
-ConditionKey = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,7 +101,7 @@ def sides_of(run: Run, name: str) -> list[Side]:
     turns = turns_by_prompt(run)
     rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key[:4], []).append(row)
+        rows_of.setdefault(key.condition, []).append(row)
     return [
         Side(
             run=run,

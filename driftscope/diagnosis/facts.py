@@ -12,11 +12,13 @@ import numpy as np
 
 from driftscope.check.check_report import Finding
 from driftscope.diagnosis.files import file_findings, suspects
-from driftscope.diagnosis.gains import ConditionKey, Counts, Gain, counts_by_condition, gains
+from driftscope.diagnosis.gains import Counts, Gain, counts_by_condition, gains
 from driftscope.diagnosis.waterfall import Waterfall, join, waterfalls
+from driftscope.quantities import OUT_OF_DRAFT_VOCAB
 from driftscope.runs import Run
 from driftscope.summary.sums import batch_sums
 from probes.interventions.registry import BASELINE
+from probes.record import ConditionKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ def run_facts(run: Run) -> RunFacts:
     findings = file_findings(run)
     rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key[:4], []).append(row)
+        rows_of.setdefault(key.condition, []).append(row)
     result = {}
     for condition, all_rows in rows_of.items():
         rows = np.array([r for r in all_rows if not sums.is_degenerate[r]], dtype=np.int64)
@@ -82,14 +84,15 @@ def run_facts(run: Run) -> RunFacts:
         depth = int(sums.num_depths[all_rows].max())
         num_rounds = sums.num_dense_rounds if is_dense else sums.num_walk_rounds
         num_tokens = sums.num_dense_tokens if is_dense else sums.num_walk_tokens
-        gap, vocab = sums.means["chain_gap"], sums.means["out_of_draft_vocab"]
+        gap, vocab = sums.means["chain_gap"], sums.means[OUT_OF_DRAFT_VOCAB.name]
+        marginal, conditional = (sums.means[f"acceptance_{which}"] for which in ("marginal", "conditional"))
         walks = [falls.get(sums.keys[r]) for r in rows]
         counts = tried.get(condition, [])
         prompt_ids = tuple(sums.keys[r].prompt_id for r in rows)
-        accepted = sums.acceptance.accepted[rows, :depth]
+        accepted = marginal.total[rows, :depth].astype(np.int64)
         own_rounds = None
         if not is_dense:
-            drafted = sums.acceptance.drafted[rows, :depth]
+            drafted = marginal.count[rows, :depth].astype(np.int64)
             own_rounds = Counts(BASELINE, BASELINE, prompt_ids, drafted, accepted, accepted)
         drafter = run.info.drafter(condition[0])
         result[condition] = ConditionFacts(
@@ -100,7 +103,7 @@ def run_facts(run: Run) -> RunFacts:
             basis="dense" if is_dense else "walk",
             num_rounds=num_rounds[rows],
             num_accepted=num_tokens[rows] - num_rounds[rows],
-            reached=sums.acceptance.reached[rows, :depth],
+            reached=conditional.count[rows, :depth].astype(np.int64),
             accepted=accepted,
             gap=gap.total[rows, :depth],
             num_gap=gap.count[rows, :depth],

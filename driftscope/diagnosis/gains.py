@@ -27,8 +27,8 @@ from driftscope.stats.thresholds import (
     VERDICT_MIN_TOKENS,
 )
 from probes.interventions.registry import BASELINE, PROOF_KINDS, REPLAYED
+from probes.record import ConditionKey
 
-ConditionKey = tuple[str, str, str, int]
 NAMED_BY_CONDITION = ("reference_", REPLAYED)
 """Beginnings of ids that are tried only where something is known to differ from the reference: the system prompt, the
 template, the target, the engine."""
@@ -73,7 +73,7 @@ def counts_by_condition(table: pa.Table, degenerate: Collection[BatchKey]) -> di
     columns = {name: table[name].to_pylist() for name in table.column_names}
     groups: dict[tuple[ConditionKey, str, str], dict[str, list[tuple[int, int, int, int]]]] = {}
     for i in range(table.num_rows):
-        condition: ConditionKey = tuple(columns[name][i] for name in CONDITION)
+        condition = ConditionKey(*(columns[name][i] for name in CONDITION))
         prompt_id = columns["prompt_id"][i]
         if columns["is_degenerate"][i] or BatchKey(*condition, prompt_id) in degenerate:
             continue

@@ -13,6 +13,7 @@ from driftscope.diagnosis.facts import ConditionFacts, RunFacts
 from driftscope.diagnosis.measures import vocabulary_loss
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_ROUNDS, VERDICT_MIN_TOKENS
 from probes.interventions.registry import PROOF_KINDS
+from probes.record import ConditionKey
 
 RULES: tuple[Rule, ...] = (
     rules.degenerate_text,
@@ -52,13 +53,13 @@ def judge(
 
 def case_of(facts: ConditionFacts, run: RunFacts, reference_run: RunFacts | None) -> Case:
     """What a condition is compared with: the same one of the reference run, else its own run's reference condition."""
-    drafter, system, template, _ = facts.key
+    key = facts.key
     if reference_run is not None:
-        reference = reference_run.conditions.get(facts.key)
+        reference = reference_run.conditions.get(key)
     else:
-        reference = run.conditions.get((drafter, "default", "default", 0))
+        reference = run.conditions.get(ConditionKey(key.drafter, "default", "default", 0))
     is_itself = reference is not None and reference is facts
-    without = run.conditions.get((drafter, system, template, 0)) if facts.key[3] else None
+    without = run.conditions.get(key._replace(context_tokens=0)) if key.context_tokens else None
     return Case(facts, None if is_itself else reference, without, is_itself)
 
 

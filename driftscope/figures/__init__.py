@@ -10,21 +10,15 @@ from driftscope.figures.head_map import head_map
 from driftscope.figures.heat_map import difference_map, tokens_map
 from driftscope.figures.layout import alt_text
 from driftscope.figures.losses import loss_bars
-from driftscope.figures.metrics import DEPTH_METRICS, HEAD_METRICS, METRICS, REGION_MEANINGS, Metric
 from driftscope.figures.style import SeriesStyle, series_style
 from driftscope.figures.tidy import Cell, Curve, Estimate, HeadMasses, Losses, Pair, Point, RegionMasses, Share
 
 __all__ = [
-    "DEPTH_METRICS",
-    "HEAD_METRICS",
-    "METRICS",
-    "REGION_MEANINGS",
     "Cell",
     "Curve",
     "Estimate",
     "HeadMasses",
     "Losses",
-    "Metric",
     "Pair",
     "Point",
     "RegionMasses",

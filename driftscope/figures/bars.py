@@ -5,6 +5,7 @@ Knows no statistics. Regions have a pattern besides their colour.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -70,46 +71,10 @@ def fusion_bars(
     figures that stand side by side."""
     figure = bare_figure(height=height)
     labels = list(dict.fromkeys(share.label for share in shares))
-    patterns = ("", "/", "x", ".", "\\", "-", "+", "|")
-    for index, label in enumerate(labels):
+    for label, pattern in zip(labels, itertools.cycle(("", "/", "x", ".", "\\", "-", "+", "|"))):
         own = [s for s in shares if s.label == label and s.estimate.value is not None]
-        if not own:
-            continue
-        style = series_style(own[0].drafter, own[0].variant)
-        pattern = patterns[index % len(patterns)]
-        figure.add_trace(
-            go.Bar(
-                x=[s.part for s in own],
-                y=[s.estimate.value for s in own],
-                name=escape(label),
-                marker={
-                    "color": style.color,
-                    "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": 6},
-                },
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [
-                        abs((s.estimate.high or 0) - (s.estimate.value or 0)) if s.estimate.high is not None else 0
-                        for s in own
-                    ],
-                    "arrayminus": [
-                        abs((s.estimate.value or 0) - (s.estimate.low or 0)) if s.estimate.low is not None else 0
-                        for s in own
-                    ],
-                    "thickness": 2,
-                    "width": 5,
-                    "color": "#7D8590",
-                },
-                customdata=[[s.estimate.low, s.estimate.high] for s in own],
-                hovertext=[
-                    f"<b>{escape(label)}</b><br>{escape(s.part)}: {number(s.estimate.value)} {interval(s.estimate)}<br>"
-                    f"{evidence(s.estimate)}"
-                    for s in own
-                ],
-                hoverinfo="text",
-            )
-        )
+        if own:
+            figure.add_trace(_share_bars(own, pattern))
     figure.update_layout(
         barmode="group",
         bargap=0.25,
@@ -125,3 +90,37 @@ def fusion_bars(
         figure.update_yaxes(range=[value_range[0] - margin * (value_range[0] < 0), value_range[1] + margin])
     numbers = "; ".join(f"{s.label}, {s.part}: {spoken(s.estimate)}" for s in shares)
     return set_alt_text(figure, f"Bars of the {y_title} by captured target layer. {numbers}.")
+
+
+def _share_bars(shares: Sequence[Share], pattern: str) -> go.Bar:
+    """One series: its shares that were measured."""
+    label, style = shares[0].label, series_style(shares[0].drafter, shares[0].variant)
+
+    def distance(share: Share, end: float | None) -> float:
+        return 0 if end is None else abs(end - (share.estimate.value or 0))
+
+    return go.Bar(
+        x=[s.part for s in shares],
+        y=[s.estimate.value for s in shares],
+        name=escape(label),
+        marker={
+            "color": style.color,
+            "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": 6},
+        },
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [distance(s, s.estimate.high) for s in shares],
+            "arrayminus": [distance(s, s.estimate.low) for s in shares],
+            "thickness": 2,
+            "width": 5,
+            "color": "#7D8590",
+        },
+        customdata=[[s.estimate.low, s.estimate.high] for s in shares],
+        hovertext=[
+            f"<b>{escape(label)}</b><br>{escape(s.part)}: {number(s.estimate.value)} {interval(s.estimate)}<br>"
+            f"{evidence(s.estimate)}"
+            for s in shares
+        ],
+        hoverinfo="text",
+    )

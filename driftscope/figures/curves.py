@@ -5,13 +5,13 @@ Knows no statistics. Colour and marker say the drafter, the dash says the condit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import plotly.graph_objects as go
 
 from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
 from driftscope.figures.style import series_style, translucent
-from driftscope.figures.tidy import Curve
+from driftscope.figures.tidy import Curve, Estimate
 
 BAND_ALPHA = 0.16
 
@@ -29,48 +29,7 @@ def curve_figure(
     """`title` is what the alt text calls the figure. `is_share`: the y axis starts at 0 and has no negative part."""
     figure = bare_figure(height=height)
     for curve in curves:
-        style = series_style(curve.drafter, curve.variant)
-        drawn = [(x, e) for x, e in zip(curve.x, curve.estimates, strict=True) if e.value is not None]
-        banded = [(x, e) for x, e in drawn if e.low is not None and e.high is not None]
-        if banded:
-            xs = [x for x, _ in banded]
-            figure.add_trace(
-                go.Scatter(
-                    x=xs + xs[::-1],
-                    y=[e.high for _, e in banded] + [e.low for _, e in reversed(banded)],
-                    mode="lines",
-                    fill="toself",
-                    fillcolor=translucent(style.color, BAND_ALPHA),
-                    line={"width": 0},
-                    hoverinfo="skip",
-                    name=f"{escape(curve.label)} (interval)",
-                    legendgroup=curve.label,
-                    showlegend=False,
-                )
-            )
-        figure.add_trace(
-            go.Scatter(
-                x=[x for x, _ in drawn],
-                y=[e.value for _, e in drawn],
-                mode="lines+markers",
-                name=escape(curve.label),
-                legendgroup=curve.label,
-                line={"color": style.color, "dash": style.dash, "width": 2.2},
-                marker={
-                    "symbol": style.marker + ("-open" if style.is_open else ""),
-                    "size": 8,
-                    "color": style.color,
-                    "line": {"width": 1.5, "color": style.color},
-                },
-                customdata=[[e.low, e.high] for _, e in drawn],
-                hovertext=[
-                    f"<b>{escape(curve.label)}</b><br>{x_title} {x:,}: {number(e.value)} {interval(e)}<br>{evidence(e)}"
-                    for x, e in drawn
-                ],
-                hoverinfo="text",
-                cliponaxis=False,
-            )
-        )
+        figure.add_traces([*_band(curve), _line(curve, x_title)])
     all_x = sorted({x for curve in curves for x in curve.x})
     figure.update_layout(
         showlegend=has_legend, legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}, hovermode="closest"
@@ -92,13 +51,60 @@ def curve_figure(
         fixedrange=True,
         nticks=6,
     )
-    parts = []
-    for curve in curves:
-        values = ", ".join(
-            f"{x:,}: {spoken(e)}" for x, e in zip(curve.x, curve.estimates, strict=True) if e.value is not None
+    said = "; ".join(f"{curve.label}: {_values(curve) or 'not measured'}" for curve in curves)
+    return set_alt_text(figure, f"Line chart, {title} against {x_title}. {said}.")
+
+
+def _band(curve: Curve) -> Iterator[go.Scatter]:
+    """The intervals as one polygon, where there are any."""
+    banded = [(x, e) for x, e in _drawn(curve) if e.low is not None and e.high is not None]
+    if banded:
+        xs = [x for x, _ in banded]
+        yield go.Scatter(
+            x=xs + xs[::-1],
+            y=[e.high for _, e in banded] + [e.low for _, e in reversed(banded)],
+            mode="lines",
+            fill="toself",
+            fillcolor=translucent(series_style(curve.drafter, curve.variant).color, BAND_ALPHA),
+            line={"width": 0},
+            hoverinfo="skip",
+            name=f"{escape(curve.label)} (interval)",
+            legendgroup=curve.label,
+            showlegend=False,
         )
-        parts.append(f"{curve.label}: {values or 'not measured'}")
-    return set_alt_text(figure, f"Line chart, {title} against {x_title}. {'; '.join(parts)}.")
+
+
+def _line(curve: Curve, x_title: str) -> go.Scatter:
+    style, drawn = series_style(curve.drafter, curve.variant), _drawn(curve)
+    return go.Scatter(
+        x=[x for x, _ in drawn],
+        y=[e.value for _, e in drawn],
+        mode="lines+markers",
+        name=escape(curve.label),
+        legendgroup=curve.label,
+        line={"color": style.color, "dash": style.dash, "width": 2.2},
+        marker={
+            "symbol": style.marker + ("-open" if style.is_open else ""),
+            "size": 8,
+            "color": style.color,
+            "line": {"width": 1.5, "color": style.color},
+        },
+        customdata=[[e.low, e.high] for _, e in drawn],
+        hovertext=[
+            f"<b>{escape(curve.label)}</b><br>{x_title} {x:,}: {number(e.value)} {interval(e)}<br>{evidence(e)}"
+            for x, e in drawn
+        ],
+        hoverinfo="text",
+        cliponaxis=False,
+    )
+
+
+def _drawn(curve: Curve) -> list[tuple[float, Estimate]]:
+    return [(x, e) for x, e in zip(curve.x, curve.estimates, strict=True) if e.value is not None]
+
+
+def _values(curve: Curve) -> str:
+    return ", ".join(f"{x:,}: {spoken(e)}" for x, e in _drawn(curve))
 
 
 def _spread_ticks(values: list[float]) -> list[float]:

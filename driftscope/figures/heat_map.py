@@ -7,6 +7,7 @@ Knows no statistics: estimates come in finished. Cells are clickable: an invisib
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -15,6 +16,7 @@ from driftscope.figures.style import DIVERGING, NEUTRAL_CELL, SEQUENTIAL, color_
 from driftscope.figures.tidy import Cell
 
 ROW_HEIGHT, PAIR_LINE_HEIGHT, COLUMN_HEADER_HEIGHT = 46, 14, 66
+CELL_GAP = 0.03
 
 
 def tokens_map(
@@ -107,22 +109,7 @@ def _map(
     row_of = {name: index for index, name in enumerate(rows)}
     x = [column_of[cell.column] for cell in cells]
     y = [row_of[cell.row] for cell in cells]
-    gap = 0.03
-    figure.update_layout(
-        shapes=[
-            {
-                "type": "rect",
-                "x0": a - 0.5 + gap,
-                "x1": a + 0.5 - gap,
-                "y0": b - 0.5 + gap,
-                "y1": b + 0.5 - gap,
-                "fillcolor": color,
-                "line": {"width": 2 if cell.is_baseline else 0, "color": "#15181D" if cell.is_baseline else color},
-                "layer": "below",
-            }
-            for a, b, color, cell in zip(x, y, colors, cells, strict=True)
-        ]
-    )
+    figure.update_layout(shapes=[_rectangle(*one) for one in zip(cells, x, y, colors, strict=True)])
     figure.add_trace(
         go.Scatter(
             x=x,
@@ -161,6 +148,20 @@ def _map(
         fixedrange=True,
     )
     return figure
+
+
+def _rectangle(cell: Cell, x: int, y: int, color: str) -> dict[str, Any]:
+    half = 0.5 - CELL_GAP
+    return {
+        "type": "rect",
+        "x0": x - half,
+        "x1": x + half,
+        "y0": y - half,
+        "y1": y + half,
+        "fillcolor": color,
+        "line": {"width": 2 if cell.is_baseline else 0, "color": "#15181D" if cell.is_baseline else color},
+        "layer": "below",
+    }
 
 
 def _lines(first: str, *others: str) -> str:

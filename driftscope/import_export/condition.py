@@ -12,6 +12,7 @@ import numpy as np
 
 from driftscope.runs import Run
 from driftscope.runs.schema import CONDITION
+from driftscope.runs.views import BATCH_KEY
 from probes.errors import InputError
 
 
@@ -80,8 +81,8 @@ def walk_of(run: Run, selection: Selection) -> Walk:
     [condition] = found
     table = run.query(
         "select prompt_id, any_value(category) as category, num_drafts, accepted_drafts, count(*) as num_rounds, "
-        "max(num_depths) as depth, coalesce(any_value(is_degenerate), false) as is_degenerate "
-        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
+        "max(rounds.num_depths) as depth, any_value(is_degenerate) as is_degenerate "
+        f"from rounds join batches using ({BATCH_KEY}) "
         f"where on_walk and {selection.where()} group by prompt_id, num_drafts, accepted_drafts order by all"
     )
     if not table.num_rows:

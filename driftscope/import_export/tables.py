@@ -13,16 +13,9 @@ import pyarrow as pa
 
 from driftscope.import_export.condition import Selection
 from driftscope.runs import Run
-from driftscope.runs.schema import (
-    AUX_COLUMNS,
-    CANDIDATE_COLUMNS,
-    DEPTH_LIST_COLUMNS,
-    DEPTH_SCHEMA,
-    HEAD_COLUMNS,
-    MASS_COLUMNS,
-    ROUND_SCHEMA,
-)
+from driftscope.runs.schema import DEPTH_SCHEMA, ROUND_SCHEMA
 from probes.errors import InputError
+from probes.record import COLUMNS
 
 OPTIONS = {"parquet": "format parquet, compression zstd", "csv": "format csv, header true"}
 
@@ -64,12 +57,13 @@ def write_tables(run: Run, folder: Path, *, format: str, selection: Selection) -
 def _flat(database: object, table: str, field: pa.Field) -> list[str]:
     """SQL for the columns that one column becomes."""
     name = field.name
-    if name in (*MASS_COLUMNS, *HEAD_COLUMNS):
-        return [f"list_avg({name})::float as {name}"]
-    if name not in (*AUX_COLUMNS, *DEPTH_LIST_COLUMNS, *CANDIDATE_COLUMNS):
+    if name not in COLUMNS or not COLUMNS[name].is_list:
         return [name]
+    axis = COLUMNS[name].axes.split()[-1]
+    if axis == "head":
+        return [f"list_avg({name})::float as {name}"]
     [[width]] = database.execute(f"select coalesce(max(len({name})), 0) from {table}").fetchall()  # type: ignore[attr-defined]
-    if name not in DEPTH_LIST_COLUMNS:
+    if axis != "aux_and_mean":
         return [f"{name}[{i}] as {name}_{i}" for i in range(1, width + 1)]
     layers = [f"{name}[{i}] as {name}_{i}" for i in range(1, width)]
     return [*layers, f"{name}[-1] as {name}_mean"] if width else []

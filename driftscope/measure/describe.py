@@ -6,16 +6,15 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from driftscope.plan import Plan
-from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo, counted_slots
+from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.conditions import Job
-from probes.errors import InputError
-from probes.record import REGIONS
+from probes.record import region_definitions
 from probes.regular_file import open_regular
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
@@ -32,44 +31,11 @@ SOME_TIMES = "draft_us and verify_us are of two steps in 16 on a GPU, null in th
 TEMPERATURE = "at temperature > 0 rejections by chance (sampled_out) cannot be told from disagreements here"
 
 
-def need_probe_extra() -> None:
-    """Raises InputError when the packages that measuring needs are not installed."""
-    for name in ("torch", "transformers", "safetensors"):
-        try:
-            version(name)
-        except PackageNotFoundError as error:
-            raise InputError(
-                f"measuring needs {name}, which is not installed",
-                code="probe_extra_missing",
-                remedy="pip install 'driftscope[probe]'",
-            ) from error
-
-
 def package_versions() -> dict[str, str]:
     """Versions of what a run's numbers depend on; Triton where it is installed."""
     from probes.attention.kernel import has_triton
 
     return {name: version(name) for name in (*PACKAGES, *(("triton",) if has_triton() else ()))}
-
-
-def region_definitions(sink_slots: int) -> dict[str, str]:
-    """Region -> what it covers in a run with this many sink slots."""
-    covered = (
-        "slots t+1 .. t+k-1: this chain's own",
-        "slot t, the last verified pair",
-        f"the first {counted_slots(sink_slots)}; slot 0 is the pair (token 1, state of token 0): the first token is "
-        "visible to the drafter only through its state",
-        "special tokens, role headers and the generation prompt",
-        "the system prompt",
-        "tool definitions",
-        "the document inserted for the context length",
-        "user turns",
-        "earlier assistant turns",
-        "this turn's verified tokens before slot t",
-        "what could not be attributed",
-        "probability given to a learned softmax sink",
-    )
-    return dict(zip(REGIONS, covered, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

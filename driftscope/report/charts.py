@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from driftscope.figures import (
-    DEPTH_METRICS,
-    METRICS,
     Cell,
     Curve,
     Estimate,
-    HeadMasses,
     Losses,
     Pair,
     Point,
@@ -28,6 +25,7 @@ from driftscope.figures import (
     region_bars,
     tokens_map,
 )
+from driftscope.quantities import DEPTH_CHARTS, QUANTITIES
 from driftscope.report.contents import Condition, Contents
 from driftscope.report.estimates import tokens_of
 from driftscope.report.heads import head_means
@@ -166,13 +164,12 @@ def depth_charts(contents: Contents) -> dict[str, list[Chart]]:
         styles.append((c, variants.setdefault(c.drafter, 0)))
         variants[c.drafter] += 1
     sections = {}
-    for section, names in DEPTH_METRICS.items():
+    for section, quantities in DEPTH_CHARTS.items():
         charts = []
-        for name in names:
-            metric = METRICS[name]
+        for quantity in quantities:
             curves = []
             for c, variant in styles:
-                estimates = c.depth_estimates(name)
+                estimates = c.depth_estimates(quantity.name)
                 if any(e.value is not None for e in estimates):
                     label = f"{c.series}, {c.place}" if len(contents.places) > 1 else c.series
                     depths = range(1, len(estimates) + 1)
@@ -180,15 +177,14 @@ def depth_charts(contents: Contents) -> dict[str, list[Chart]]:
             if curves:
                 figure = curve_figure(
                     curves,
-                    title=metric.title,
+                    title=quantity.title,
                     x_title="depth k",
-                    y_title=metric.axis,
-                    is_share=metric.is_share,
+                    y_title=quantity.axis,
+                    is_share=quantity.is_share,
                     has_legend=True,
                     height=300 + 20 * len(curves),
                 )
-                caption = f"{metric.definition} {metric.how_to_read}".strip()
-                charts.append(Chart(heading=metric.title, figure=figure, caption=caption))
+                charts.append(Chart(heading=quantity.title, figure=figure, caption=quantity.explanation))
         if charts:
             sections[section] = charts
     return sections
@@ -209,23 +205,27 @@ def attention_charts(contents: Contents) -> list[Chart]:
 
 
 def _head_charts(conditions: Sequence[Condition], name: str) -> Iterator[Chart]:
-    metric = METRICS[name]
-    of_layer = [(c, layer, masses) for c in conditions for layer, masses in head_means(c, name).items()]
+    quantity = QUANTITIES[name]
+    of_layer = [
+        (c, layer, masses)
+        for c in conditions
+        for layer, masses in head_means(c.run.run, c.summary.key, name, c.series).items()
+    ]
     shown = [(c, layer, m) for c, layer, m in of_layer if 0 < len(m.values) <= MAX_HEADS]
     values = [v for _, _, m in shown for row in m.values for v in row if v is not None]
     num_layers = len({layer for _, layer, _ in shown})
     for c, layer, masses in shown:
         figure = head_map(
-            HeadMasses(label=c.series, values=masses.values, num_rounds=masses.num_rounds),
-            title=metric.title,
+            masses,
+            title=quantity.title,
             value_range=(min(0.0, *values), max(values)),
-            is_signed=metric.is_signed,
+            is_signed=quantity.is_signed,
         )
         which = f", layer {layer}" if num_layers > 1 else ""
         tokens = tokens_of(c.summary, c.summary.depth_basis)
         n = f"n = {tokens.num_prompts if tokens else 0:,} prompts, {masses.num_rounds or 0:,} rounds; no interval by head."
-        heading = f"{c.series}, {c.place}: {metric.title.lower()} by head{which}"
-        yield Chart(heading=heading, figure=figure, caption=f"{metric.definition} {n}")
+        heading = f"{c.series}, {c.place}: {quantity.title.lower()} by head{which}"
+        yield Chart(heading=heading, figure=figure, caption=f"{quantity.definition} {n}")
 
 
 def fusion_charts(contents: Contents) -> list[Chart]:
@@ -235,15 +235,14 @@ def fusion_charts(contents: Contents) -> list[Chart]:
         drawn = [c for place in contents.places for c in contents.at(place) if c.series == series]
         shares = [share for variant, c in enumerate(drawn) for share in _shares(c, variant)]
         if any(s.estimate.value is not None for s in shares):
-            figure = fusion_bars(shares, y_title=METRICS["fusion_share"].axis)
-            charts.append(Chart(heading=series, figure=figure, caption=METRICS["fusion_share"].definition))
+            figure = fusion_bars(shares, y_title=QUANTITIES["fusion_share"].axis)
+            charts.append(Chart(heading=series, figure=figure, caption=QUANTITIES["fusion_share"].definition))
     return charts
 
 
 def _shares(condition: Condition, variant: int) -> list[Share]:
     s, sums = condition.summary, condition.run.sums
-    key = (s.drafter, s.system_prompt, s.template, s.context_tokens)
-    rows = [i for i, k in enumerate(sums.keys) if k[:4] == key and not sums.is_degenerate[i]]
+    rows = [i for i, key in enumerate(sums.keys) if key.condition == s.key and not sums.is_degenerate[i]]
     layer_ids = s.fusion_share.layer_ids
     parts = [(str(id), sums.fusion_share, i) for i, id in enumerate(layer_ids)]
     if s.fusion_share.bias is not None:
@@ -299,7 +298,7 @@ def context_charts(contents: Contents) -> list[Chart]:
         curves,
         title=f"tokens per round ({contents.basis})",
         x_title="context length (tokens)",
-        y_title=METRICS["tokens_per_round"].axis,
+        y_title=QUANTITIES["tokens_per_round"].axis,
         height=360,
         has_legend=True,
     )

@@ -19,8 +19,7 @@ from driftscope.runs.listing import names_apart
 from driftscope.summary import ConditionSummary, Summary, summarise
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError, RunError
-
-PlaceKey = tuple[str, str, int]  # system prompt, template, context tokens
+from probes.record import ConditionKey, PromptCondition
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,9 @@ class Condition:
     variant: int  # place of the run
 
     @property
-    def place_key(self) -> PlaceKey:
+    def place_key(self) -> PromptCondition:
         """What must agree for two drafters to be compared."""
-        s = self.summary
-        return s.system_prompt, s.template, s.context_tokens
+        return self.summary.key.without_drafter
 
     def estimate(self, basis: str) -> Estimate:
         """tokens_per_round over the walk or the dense rounds."""
@@ -127,7 +125,7 @@ def read_contents(paths: Sequence[Path]) -> Contents:
     conditions = []
     for variant, run in enumerate(runs):
         judged = {
-            (d.drafter, d.system_prompt, d.template, d.context_tokens): d
+            ConditionKey(d.drafter, d.system_prompt, d.template, d.context_tokens): d
             for d in (run.diagnosis.conditions if run.diagnosis else [])
         }
         for s in run.summary.conditions:
@@ -136,7 +134,7 @@ def read_contents(paths: Sequence[Path]) -> Contents:
                 Condition(
                     run=run,
                     summary=s,
-                    diagnosis=judged.get((s.drafter, s.system_prompt, s.template, s.context_tokens)),
+                    diagnosis=judged.get(s.key),
                     series=shown[drafters.index(s.drafter)] + (f" · {run.name}" if len(runs) > 1 else ""),
                     place=" · ".join(words),
                     drafter=drafters.index(s.drafter),

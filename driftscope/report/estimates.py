@@ -26,9 +26,7 @@ def tokens_estimate(summary: ConditionSummary, basis: str) -> Estimate:
 
 
 def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:
-    """A depth array of the summary with its intervals, n at each depth; mass_REGION is looked up among the masses."""
-    region = name.removeprefix("mass_")
-    values = summary.mass.get(region, []) if name.startswith("mass_") else getattr(summary, name)
+    """A depth array of the summary (`quantities.OVER_DEPTH`) with its intervals, n at each depth."""
     intervals = summary.depth_intervals.get(name)
     tokens = tokens_of(summary, summary.depth_basis)
     return [
@@ -39,5 +37,5 @@ def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:
             num_prompts=intervals.num_prompts[k] if intervals else tokens.num_prompts if tokens else 0,
             num_rounds=tokens.num_rounds if tokens else None,
         )
-        for k, value in enumerate(values)
+        for k, value in enumerate(summary.over_depth(name))
     ]

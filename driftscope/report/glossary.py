@@ -1,4 +1,4 @@
-"""Words, reasons and verdicts in one sentence each. Quantities are defined in `figures.metrics`."""
+"""Words, reasons and verdicts in one sentence each. Quantities are defined in `driftscope.quantities`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from plotly.offline import get_plotlyjs
 
 from driftscope import __version__
 from driftscope.advise import advise
-from driftscope.figures import METRICS, REGION_MEANINGS, alt_text
+from driftscope.figures import alt_text
+from driftscope.quantities import QUANTITIES, REGION_DEFINITIONS
 from driftscope.report import charts, facts, glossary, pairs, rounds, verdicts
 from driftscope.report.contents import Contents, read_contents
 from driftscope.report.estimates import tokens_of
@@ -161,8 +162,8 @@ def _sections(contents: Contents, *, with_text: bool) -> dict[str, Any]:
             }
             for run in contents.runs
         ],
-        "metrics": METRICS.values(),
-        "regions": REGION_MEANINGS,
+        "quantities": QUANTITIES.values(),
+        "regions": REGION_DEFINITIONS,
         "glossary": glossary,
     }
 

@@ -18,6 +18,7 @@ from driftscope.report.conversation import KINDS, Vocabulary, token_fates, vocab
 from driftscope.report.tables import Table, number
 from driftscope.report.text import clean, label, piece
 from driftscope.runs.schema import BatchKey
+from driftscope.runs.views import NOT_LOOPING
 
 NUM_OF_SERIES = 3
 TOKENS_BEFORE, TOKENS_AFTER = 40, 10
@@ -75,11 +76,9 @@ def _choose(run: ReportRun) -> list[dict[str, Any]]:
         f"with rejected as (select r.round_id, {key}, r.start, r.num_drafts, r.accepted_drafts, d.draft_prob, "
         "row_number() over (partition by r.drafter, r.prompt_id "
         "order by r.accepted_drafts, d.draft_prob desc nulls last, r.round_id) as number "
-        "from rounds r join depths d on r.round_id = d.round_id and d.layer = 0 and d.depth = r.accepted_drafts + 1 "
-        "left join prompts p on r.system_prompt = p.system_prompt and r.template = p.template "
-        "and r.context_tokens = p.context_tokens and r.prompt_id = p.prompt_id "
+        f"from (from rounds {NOT_LOOPING}) r "
+        "join depths d on r.round_id = d.round_id and d.layer = 0 and d.depth = r.accepted_drafts + 1 "
         "where r.on_walk and r.accepted_drafts < r.num_drafts and d.draft_prob is not null "
-        "and not coalesce(p.is_degenerate, false) "
         "and coalesce(d.rejection_reason, '') not in ('past_end', 'unverified')) "
         "select * from rejected where number = 1 "
         f"qualify row_number() over (partition by drafter order by accepted_drafts, draft_prob desc, round_id) "

@@ -12,17 +12,16 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from driftscope.runs.schema import CONDITION, BatchKey
+from driftscope.runs.views import BATCH_KEY, PROMPT_KEY
 from probes.errors import RunError
 
 VALUES_STATEMENT = "every value is one that can be, as run.json describes the run"
 COUNTS_STATEMENT = "run.json's counts are those of the parts"
 INTERVENTIONS_STATEMENT = "an intervention has one row for each depth, as many for every prompt of a condition"
 
-_BATCH = ", ".join(BatchKey._fields)
-_PROMPT = "system_prompt, template, context_tokens, prompt_id"
 _NAMED_PROMPT = "left(system_prompt, 80), left(template, 80), context_tokens, left(prompt_id, 80)"
 _NAMED = f"concat_ws(' / ', left(drafter, 80), {_NAMED_PROMPT})"
-_OF_ROUND = f"{_BATCH}, engine, start, num_drafts, accepted_drafts, on_walk, has_all_labels"
+_OF_ROUND = f"{BATCH_KEY}, engine, start, num_drafts, accepted_drafts, on_walk, has_all_labels"
 
 
 class SqlCheck(NamedTuple):
@@ -40,7 +39,7 @@ OPENING_CHECKS = (
         "prompts_unique",
         "a prompt stands once in prompts",
         "select count(*) from prompts",
-        f"select concat_ws(' / ', {_NAMED_PROMPT}) from prompts group by {_PROMPT} having count(*) > 1",
+        f"select concat_ws(' / ', {_NAMED_PROMPT}) from prompts group by {PROMPT_KEY} having count(*) > 1",
     ),
     SqlCheck(
         "round_ids_unique",
@@ -71,13 +70,14 @@ FURTHER_CHECKS = (
         "prompts_present",
         "every round's prompt is in prompts",
         "select count(*) from rounds",
-        f"select distinct {_NAMED} from rounds anti join prompts using ({_PROMPT})",
+        f"select distinct {_NAMED} from rounds anti join prompts using ({PROMPT_KEY})",
     ),
     SqlCheck(
         "starts_unique",
         "a batch has one round for each start",
         "select count(*) from rounds",
-        f"select any_value({_NAMED}) || ' start ' || start from rounds group by hash({_BATCH}), start having count(*) > 1",
+        f"select any_value({_NAMED}) || ' start ' || start from rounds "
+        f"group by hash({BATCH_KEY}), start having count(*) > 1",
     ),
     SqlCheck(
         "accepted_is_a_prefix",
@@ -90,13 +90,14 @@ FURTHER_CHECKS = (
     SqlCheck(
         "walk_identity",
         "1 + sum(accepted + 1) - trimmed = completion tokens, for every walk",
-        f"select count(*) from (select {_BATCH} from rounds where num_trimmed_tokens is not null group by all)",
-        f"with walks as (select {_BATCH}, 1 + coalesce(sum(accepted_drafts + 1) filter (on_walk), 0) "
+        f"select count(*) from (select {BATCH_KEY} from rounds where num_trimmed_tokens is not null group by all)",
+        f"with walks as (select {BATCH_KEY}, 1 + coalesce(sum(accepted_drafts + 1) filter (on_walk), 0) "
         "- any_value(num_trimmed_tokens) as num_tokens from rounds where num_trimmed_tokens is not null group by all), "
-        f"responses as (select {_PROMPT}, any_value(num_response_tokens) as num_response_tokens from prompts group by all) "
+        f"responses as (select {PROMPT_KEY}, any_value(num_response_tokens) as num_response_tokens "
+        "from prompts group by all) "
         f"select {_NAMED} || ': ' || num_tokens || ' tokens walked, response has ' "
         "|| num_response_tokens "
-        f"from walks join responses using ({_PROMPT}) where num_tokens != num_response_tokens",
+        f"from walks join responses using ({PROMPT_KEY}) where num_tokens != num_response_tokens",
     ),
 )
 

@@ -40,6 +40,7 @@ from driftscope.runs.schema import (
     PromptKey,
 )
 from driftscope.runs.values import Limits, Names, find_fault, rule_columns
+from driftscope.runs.views import VIEWS
 from probes.errors import RunError
 
 if TYPE_CHECKING:
@@ -131,14 +132,16 @@ class Run:
 
     @contextmanager
     def database(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A duckdb connection with the views `prompts`, `rounds` and `depths`. RunError when a part is damaged or
-        the tables contradict each other so that no query over them means anything."""
+        """A duckdb connection with the tables `prompts`, `rounds` and `depths` and the views of `driftscope.runs.views`.
+        RunError when a part is damaged or the tables contradict each other so that no query over them means anything."""
         self._opened  # noqa: B018
         with self.connection() as connection:
+            for name, sql in VIEWS.items():
+                connection.execute(f"create temp view {name} as {sql}")
             yield connection
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """The result of one duckdb query over `prompts`, `rounds` and `depths`, `parameters` for its question marks."""
+        """The result of one duckdb query over what `database` has, `parameters` for its question marks."""
         with self.database() as connection:
             return connection.sql(sql, params=list(parameters)).to_arrow_table()
 

@@ -1,7 +1,7 @@
 """Arrow schemas of a run's tables: the columns of `probes.record`, one row per prompt, per round, per depth and layer.
 
-Knows nothing of files. Null means unmeasured: NaN and None of a record, and -1 in the columns of `NULLABLE_INTS` only.
-Lists over heads or aux layers are list<float32>, of candidates' ids list<int32>; one with nothing measured is null.
+Knows nothing of files. Null means unmeasured: NaN and None of a record, and what a column of integers declares as missing;
+a list with nothing measured is null.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from probes.record import REGIONS
-
-FLOATS = pa.list_(pa.float32())
-INTS = pa.list_(pa.int32())
+from probes.record import COLUMNS, REGIONS, ConditionKey
 
 
 class PromptKey(NamedTuple):
@@ -35,12 +32,17 @@ class BatchKey(NamedTuple):
     prompt_id: str
 
     @property
+    def condition(self) -> ConditionKey:
+        """The condition that this batch belongs to."""
+        return ConditionKey(*self[:4])
+
+    @property
     def prompt(self) -> PromptKey:
         """The prompt that this batch needs."""
         return PromptKey(*self[1:])
 
 
-CONDITION = ("drafter", "system_prompt", "template", "context_tokens")
+CONDITION = ConditionKey._fields
 
 _PROMPT_KEY = [
     pa.field("system_prompt", pa.string(), nullable=False),
@@ -71,47 +73,21 @@ PROMPT_SCHEMA = pa.schema(
     ]
 )
 
-# Columns of record.RoundBatch by their axes, with the stored type.
-ROUND_COLUMNS = {
-    "start": pa.int32(),
-    "num_drafts": pa.int32(),
-    "accepted_drafts": pa.int32(),
-    "on_walk": pa.bool_(),
-    "has_all_labels": pa.bool_(),
-}
-OPTIONAL_ROUND_COLUMNS = {"draft_us": pa.float32(), "verify_us": pa.float32(), "fusion_share_bias": pa.float32()}
-AUX_COLUMNS = ("fusion_share", "fusion_energy", "aux_norm")
-DEPTH_COLUMNS = {
-    "draft_token": pa.int32(),
-    "draft_prob": pa.float32(),
-    "draft_entropy": pa.float32(),
-    "target_token": pa.int32(),
-    "target_prob_of_draft": pa.float32(),
-    "target_rank_of_draft": pa.int32(),
-    "overlap": pa.float32(),
-    "accepted": pa.int8(),
-    "rejection_reason": pa.string(),
-    "fresh_token": pa.int32(),
-    "fresh_right": pa.int8(),
-    "hidden_feedback_norm": pa.float32(),
-    "input_share_embed": pa.float32(),
-}
-DEPTH_LIST_COLUMNS = ("target_divergence",)
-"""One list per round and depth: for each aux layer in ascending id, then for the mean of the full-attention layers."""
-CANDIDATE_COLUMNS = {
-    "draft_top_token": INTS,
-    "draft_top_prob": FLOATS,
-    "target_top_token": INTS,
-    "target_top_prob": FLOATS,
-}
-"""One list per round and depth, best first."""
-LAYER_COLUMNS = ("hidden_in_norm", "hidden_out_norm", "branch_norm_attn", "branch_norm_mlp")
+
+def _fields(*axes: str) -> list[pa.Field]:
+    """The columns of `record.COLUMNS` with these axes, as a table's row holds them."""
+    fields = []
+    for axis in axes:
+        for name, column in COLUMNS.items():
+            if column.axes == axis:
+                kind = pa.type_for_alias(column.stored)
+                is_nullable = axis != "round" or not column.is_required
+                fields.append(pa.field(name, pa.list_(kind) if column.is_list else kind, is_nullable))
+    return fields
+
+
+_OF_EVERY_ROUND = [field for field in _fields("round") if not field.nullable]
 MASS_COLUMNS = tuple(f"mass_{region}" for region in REGIONS)
-HEAD_COLUMNS = ("recent_mass", "own_excess", "sink_deficit", "attention_entropy")
-NULLABLE_INTS = ("draft_token", "target_token", "target_rank_of_draft", "accepted", "fresh_token", "fresh_right")
-"""Integer columns in which -1 means unmeasured (record.py); a negative number in another one is an error."""
-TEXT_COLUMNS = ("draft_token", "target_token", "fresh_token", "draft_top_token", "target_top_token")
-"""Token ids of depths/ from which a response could be rebuilt: null with --no-text."""
 
 ROUND_SCHEMA = pa.schema(
     [
@@ -119,11 +95,11 @@ ROUND_SCHEMA = pa.schema(
         *_BATCH_KEY,
         pa.field("engine", pa.string(), nullable=False),
         pa.field("num_depths", pa.int32(), nullable=False),  # K of this batch
-        *(pa.field(name, kind, nullable=False) for name, kind in ROUND_COLUMNS.items()),
+        *_OF_EVERY_ROUND,
         pa.field("num_trimmed_tokens", pa.int32()),  # of the whole batch, on each of its rounds; null without a walk
         pa.field("num_ties", pa.int32(), nullable=False),  # of the whole batch
-        *(pa.field(name, kind) for name, kind in OPTIONAL_ROUND_COLUMNS.items()),
-        *(pa.field(name, FLOATS) for name in AUX_COLUMNS),
+        *(field for field in _fields("round") if field.nullable),
+        *_fields("round aux"),
     ]
 )
 
@@ -133,14 +109,11 @@ DEPTH_SCHEMA = pa.schema(
         *_BATCH_KEY,
         pa.field("engine", pa.string(), nullable=False),
         # of the round, repeated so that a curve over depth needs no join
-        *(pa.field(name, kind, nullable=False) for name, kind in ROUND_COLUMNS.items()),
+        *_OF_EVERY_ROUND,
         pa.field("depth", pa.int32(), nullable=False),  # 1..K
         pa.field("layer", pa.int32(), nullable=False),  # 0..; columns without a layer axis repeat on each layer's row
-        *(pa.field(name, kind) for name, kind in DEPTH_COLUMNS.items()),
-        *(pa.field(name, FLOATS) for name in DEPTH_LIST_COLUMNS),
-        *(pa.field(name, kind) for name, kind in CANDIDATE_COLUMNS.items()),
-        *(pa.field(name, pa.float32()) for name in LAYER_COLUMNS),
-        *(pa.field(name, FLOATS) for name in (*MASS_COLUMNS, *HEAD_COLUMNS)),
+        *_fields("round depth", "round depth aux_and_mean", "round depth candidate"),
+        *_fields("round depth layer", "round depth layer head"),
     ]
 )
 

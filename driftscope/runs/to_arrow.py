@@ -7,30 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 import numpy as np
 import pyarrow as pa
 
-from driftscope.runs.schema import (
-    AUX_COLUMNS,
-    CANDIDATE_COLUMNS,
-    DEPTH_COLUMNS,
-    DEPTH_LIST_COLUMNS,
-    DEPTH_SCHEMA,
-    HEAD_COLUMNS,
-    LAYER_COLUMNS,
-    MASS_COLUMNS,
-    NULLABLE_INTS,
-    OPTIONAL_ROUND_COLUMNS,
-    PROMPT_SCHEMA,
-    ROUND_COLUMNS,
-    ROUND_SCHEMA,
-    TEXT_COLUMNS,
-    BatchKey,
-    PromptKey,
-)
+from driftscope.runs.schema import DEPTH_SCHEMA, PROMPT_SCHEMA, ROUND_SCHEMA, BatchKey, PromptKey
 from driftscope.stats.degenerate import is_degenerate
-from probes.record import REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import COLUMNS, REGIONS, Column, PromptRecord, RejectionReason, RoundBatch
 
 _REASON_NAMES = pa.array([reason.name for reason in RejectionReason])
 
@@ -95,10 +79,7 @@ def round_table(batch: RoundBatch, first_round_id: int) -> pa.Table:
             num_rounds,
         ),
     }
-    for name in (*ROUND_COLUMNS, *OPTIONAL_ROUND_COLUMNS):
-        columns[name] = _column(name, _shaped(batch, name, (num_rounds,)), num_rounds)
-    for name in AUX_COLUMNS:
-        columns[name] = _lists(_shaped(batch, name, (num_rounds, None)), num_rounds)
+    columns |= _cells(batch, ROUND_SCHEMA, {"round": num_rounds})
     return pa.table({f.name: columns[f.name].cast(f.type) for f in ROUND_SCHEMA}, ROUND_SCHEMA)
 
 
@@ -109,9 +90,6 @@ def depth_table(batch: RoundBatch, first_round_id: int, *, has_text: bool) -> pa
     if unknown:
         raise ValueError(f"{batch.drafter}, prompt {batch.prompt_id}: unknown regions {sorted(unknown)}")
     num_rows = num_rounds * num_depths * num_layers
-    by_round = (num_rounds,)
-    by_depth = (num_rounds, num_depths)
-    by_layer = (num_rounds, num_depths, num_layers)
     columns: dict[str, pa.Array] = {
         "round_id": pa.array(
             np.repeat(np.arange(first_round_id, first_round_id + num_rounds), num_depths * num_layers)
@@ -120,76 +98,70 @@ def depth_table(batch: RoundBatch, first_round_id: int, *, has_text: bool) -> pa
         "depth": pa.array(np.tile(np.repeat(np.arange(1, num_depths + 1), num_layers), num_rounds)),
         "layer": pa.array(np.tile(np.arange(num_layers), num_rounds * num_depths)),
     }
-    for name in ROUND_COLUMNS:
-        columns[name] = _column(name, _shaped(batch, name, by_round), num_rows, repeats=num_depths * num_layers)
-    for name in DEPTH_COLUMNS:
-        values = None if name in TEXT_COLUMNS and not has_text else _shaped(batch, name, by_depth)
-        if name == "rejection_reason" and values is not None:
-            columns[name] = _REASON_NAMES.take(pa.array(np.repeat(values.ravel(), num_layers)))
-        else:
-            columns[name] = _column(name, values, num_rows, repeats=num_layers)
-    for name in (*DEPTH_LIST_COLUMNS, *CANDIDATE_COLUMNS):
-        values = None if name in TEXT_COLUMNS and not has_text else _shaped(batch, name, (*by_depth, None))
-        repeated = None if values is None else np.repeat(values.reshape(-1, values.shape[-1]), num_layers, axis=0)
-        columns[name] = _lists(repeated, num_rows)
-    for name in LAYER_COLUMNS:
-        columns[name] = _column(name, _shaped(batch, name, by_layer), num_rows)
-    for name, region in zip(MASS_COLUMNS, REGIONS, strict=True):
-        columns[name] = _lists(_checked(batch, name, batch.mass.get(region), (*by_layer, None)), num_rows)
-    for name in HEAD_COLUMNS:
-        columns[name] = _lists(_shaped(batch, name, (*by_layer, None)), num_rows)
+    sizes = {"round": num_rounds, "depth": num_depths, "layer": num_layers}
+    columns |= _cells(batch, DEPTH_SCHEMA, sizes, has_text=has_text)
     return pa.table({f.name: columns[f.name].cast(f.type) for f in DEPTH_SCHEMA}, DEPTH_SCHEMA)
 
 
 def _num_layers(batch: RoundBatch) -> int:
     """Drafter layers, from any column that has the axis; 1 when none was measured."""
-    columns = [getattr(batch, name) for name in (*LAYER_COLUMNS, *HEAD_COLUMNS)] + list(batch.mass.values())
+    columns = [batch.values(name) for name, column in COLUMNS.items() if "layer" in column.axes]
     return next((int(column.shape[2]) for column in columns if column is not None), 1)
 
 
-def _shaped(batch: RoundBatch, name: str, shape: tuple[int | None, ...]) -> np.ndarray | None:
-    return _checked(batch, name, getattr(batch, name), shape)
+def _cells(
+    batch: RoundBatch, schema: pa.Schema, sizes: dict[str, int], *, has_text: bool = True
+) -> dict[str, pa.Array]:
+    """The columns of `COLUMNS` that a table has. `sizes`: of its axes; a column repeats along those that it lacks.
 
-
-def _checked(
-    batch: RoundBatch, name: str, values: np.ndarray | None, shape: tuple[int | None, ...]
-) -> np.ndarray | None:
-    """`values` as given, or ValueError when its shape is not `shape` (None = any length)."""
-    if values is None:
-        return None
-    fits = values.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, values.shape, strict=True))
-    if not fits:
-        raise ValueError(f"{batch.drafter}, prompt {batch.prompt_id}: {name} has shape {values.shape}, not {shape}")
-    return values
+    Raises ValueError for a column of another shape.
+    """
+    num_rows = math.prod(sizes.values())
+    cells = {}
+    for name in schema.names:
+        column = COLUMNS.get(name)
+        if column is None:
+            continue
+        axes = column.axes.split()
+        values = batch.values(name)
+        if values is None or (column.is_text and not has_text):
+            cells[name] = pa.nulls(num_rows)
+            continue
+        shape = tuple(sizes.get(axis) for axis in axes)
+        if values.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, values.shape, strict=True)):
+            raise ValueError(f"{batch.drafter}, prompt {batch.prompt_id}: {name} has shape {values.shape}, not {shape}")
+        flat = values.reshape(-1, values.shape[-1]) if column.is_list else values.ravel()
+        repeats = math.prod(size for axis, size in sizes.items() if axis not in axes)
+        if repeats > 1:
+            flat = np.repeat(flat, repeats, axis=0)
+        cells[name] = _lists(flat) if column.is_list else _column(name, flat, column)
+    return cells
 
 
 def _constants(values: dict[str, object], length: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(length) if v is None else pa.repeat(pa.scalar(v), length) for name, v in values.items()}
 
 
-def _column(name: str, values: np.ndarray | None, num_rows: int, repeats: int = 1) -> pa.Array:
-    """Flattened and repeated, NaN (and -1 where it means unmeasured) as null."""
-    if values is None:
-        return pa.nulls(num_rows)
-    flat = np.repeat(values.ravel(), repeats) if repeats > 1 else values.ravel()
-    if flat.dtype.kind == "f":
-        return pa.array(flat, mask=np.isnan(flat))
-    if name in NULLABLE_INTS:
-        return pa.array(flat, mask=flat == -1)
-    if flat.dtype.kind == "i" and (flat < 0).any():
+def _column(name: str, values: np.ndarray, column: Column) -> pa.Array:
+    """NaN, and what stands for unmeasured among integers, as null."""
+    if column.stored == "string":
+        return _REASON_NAMES.take(pa.array(values))
+    if values.dtype.kind == "f":
+        return pa.array(values, mask=np.isnan(values))
+    if column.missing is not None:
+        return pa.array(values, mask=values == column.missing)
+    if values.dtype.kind == "i" and (values < 0).any():
         raise ValueError(f"{name} holds a negative number, which has no meaning there")
-    return pa.array(flat)
+    return pa.array(values)
 
 
-def _lists(values: np.ndarray | None, num_rows: int) -> pa.Array:
-    """The last axis as a list; NaN, and -1 among integers, as null inside a list, a list of nothing else as null."""
-    if values is None:
-        return pa.nulls(num_rows)
-    width = values.shape[-1]
-    flat = np.ascontiguousarray(values).reshape(num_rows, width)
-    is_missing = flat == -1 if flat.dtype.kind == "i" else np.isnan(flat)
+def _lists(values: np.ndarray) -> pa.Array:
+    """[row, value]: NaN, and -1 among integers, as null inside a list, a list of nothing else as null."""
+    num_rows, width = values.shape
+    values = np.ascontiguousarray(values)
+    is_missing = values == -1 if values.dtype.kind == "i" else np.isnan(values)
     offsets = pa.array(np.arange(num_rows + 1, dtype=np.int32) * width)
-    leaves = pa.array(flat.ravel(), mask=is_missing.ravel())
+    leaves = pa.array(values.ravel(), mask=is_missing.ravel())
     return pa.ListArray.from_arrays(offsets, leaves, mask=pa.array(is_missing.all(axis=1)))
 
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftscope.runs.info import MAX_AUX_LAYERS, MAX_DEPTH, MAX_HEADS, MAX_LAYERS, RunInfo
-from driftscope.runs.schema import AUX_COLUMNS, CANDIDATE_COLUMNS, DEPTH_LIST_COLUMNS, HEAD_COLUMNS, MASS_COLUMNS
-from probes.record import TEXT_REGIONS
+from probes.record import COLUMNS, TEXT_REGIONS
 
 MAX_CANDIDATES = 64  # of a distribution's most probable tokens
 MAX_NAME_BYTES = 2**17  # of a drafter, condition, prompt id; long texts stand in `messages` and `notes`
@@ -153,13 +152,13 @@ def _range(field: pa.Field, limits: Limits) -> tuple[int, int]:
 
 
 def _longest(name: str, limits: Limits) -> int | None:
-    if name in (*MASS_COLUMNS, *HEAD_COLUMNS):
-        return limits.heads
-    if name in AUX_COLUMNS:
-        return limits.aux_layers
-    if name in DEPTH_LIST_COLUMNS:
-        return limits.aux_layers + 1  # and their mean
-    return MAX_CANDIDATES if name in CANDIDATE_COLUMNS else None
+    longest = {
+        "head": limits.heads,
+        "aux": limits.aux_layers,
+        "aux_and_mean": limits.aux_layers + 1,
+        "candidate": MAX_CANDIDATES,
+    }
+    return longest[COLUMNS[name].axes.split()[-1]] if name in COLUMNS else None
 
 
 def _outside(name: str, kind: str, values: pa.Array, low: int, high: int, unit: str) -> Fault | None:

@@ -27,7 +27,7 @@ from driftscope.runs.files import DEPTHS, INTERVENTIONS, ROUNDS
 from driftscope.runs.info import RunStatus
 from driftscope.runs.parquet import read_batches
 from driftscope.runs.reader import SCHEMAS, Run, batch_keys, read_run
-from driftscope.runs.schema import AUX_COLUMNS, MASS_COLUMNS, ROUND_SCHEMA, BatchKey
+from driftscope.runs.schema import MASS_COLUMNS, ROUND_SCHEMA, BatchKey
 from driftscope.stats.thresholds import FUSION_SUM_TOLERANCE, MASS_SUM_TOLERANCE
 from probes.errors import RunError
 
@@ -162,9 +162,9 @@ def _masses(run: Run) -> Check:
 
 def _fusion_shares(run: Run) -> Check:
     num_checked, failures = 0, []
-    for batch in run.batches(ROUNDS, ["round_id", "fusion_share_bias", AUX_COLUMNS[0]]):
-        table = batch.filter(pc.is_valid(batch[AUX_COLUMNS[0]]))
-        shares = table[AUX_COLUMNS[0]]
+    for batch in run.batches(ROUNDS, ["round_id", "fusion_share_bias", "fusion_share"]):
+        table = batch.filter(pc.is_valid(batch["fusion_share"]))
+        shares = table["fusion_share"]
         row = np.repeat(np.arange(len(shares)), _widths(shares))
         values = shares.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         bias = np.nan_to_num(

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from probes.record import ConditionKey
+
 DepthArray = list[float | None]
 
 
@@ -51,6 +53,8 @@ class DepthIntervals(BaseModel):
 class ConditionSummary(BaseModel):
     """One drafter under one system prompt, template and context length.
 
+    Each array over depth is one of `driftscope.quantities.OVER_DEPTH`, where it is defined.
+
     Every figure but num_prompts, num_degenerate, degenerate_share and the `_all` objects leaves degenerate prompts out.
     Arrays over depth are means over the rounds of `depth_basis`; in drafters of several layers hidden_in_norm is the
     first layer's, hidden_out_norm the last one's, attention columns are means over layers and heads.
@@ -76,16 +80,27 @@ class ConditionSummary(BaseModel):
     hidden_in_norm: DepthArray
     hidden_out_norm: DepthArray
     hidden_feedback_norm: DepthArray
-    hidden_in_norm_growth: DepthArray  # hidden_in_norm over its value at depth 1
+    hidden_in_norm_growth: DepthArray
     mass: dict[str, DepthArray]  # region -> head mean of the attention probability
     own_excess: DepthArray
     sink_deficit: DepthArray
-    chain_gap: DepthArray  # P(fresh right | accepted through k-1) - acceptance_conditional[k], same positions
+    chain_gap: DepthArray
     depth_intervals: dict[str, DepthIntervals]  # array over depth -> its intervals
     fusion_share: FusionShares
     out_of_draft_vocab_share: float | None  # share of the emitted tokens, each counted once, that no draft can be
     degenerate_share: float | None
     text_agreement: float | None  # share of text positions where the target's argmax is the text; forced text only
+
+    @property
+    def key(self) -> ConditionKey:
+        """The condition."""
+        return ConditionKey(self.drafter, self.system_prompt, self.template, self.context_tokens)
+
+    def over_depth(self, name: str) -> DepthArray:
+        """The means of one of `quantities.OVER_DEPTH`, from depth 1 on."""
+        region = name.removeprefix("mass_")
+        array: DepthArray = self.mass[region] if region != name else getattr(self, name)
+        return array
 
 
 class WithoutRounds(BaseModel):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from driftscope.quantities import OUT_OF_DRAFT_VOCAB, OVER_DEPTH
 from driftscope.runs import Run
-from driftscope.runs.schema import MASS_COLUMNS
 from driftscope.stats.acceptance import ratios
 from driftscope.stats.intervals import NO_INTERVAL, Interval, growth_intervals, ratio_intervals
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
@@ -24,47 +24,34 @@ from driftscope.summary.run_summary import (
     WithoutRounds,
 )
 from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
-from probes.record import REGIONS
-
-_WITH_INTERVAL = (
-    "acceptance_marginal",
-    "acceptance_conditional",
-    "hidden_in_norm",
-    "hidden_out_norm",
-    "hidden_feedback_norm",
-    "mass_sink",
-    "mass_own",
-    "own_excess",
-    "sink_deficit",
-    "chain_gap",
-)
+from probes.record import REGIONS, ConditionKey, PromptCondition
 
 
 def summarise(run: Run) -> Summary:
     """Every condition of the run, in the order in which they were measured. Raises RunError for an unreadable part."""
     sums = batch_sums(run)
-    rows_of: dict[tuple[str, str, str, int], list[int]] = {}
+    rows_of: dict[ConditionKey, list[int]] = {}
     for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key[:4], []).append(row)
+        rows_of.setdefault(key.condition, []).append(row)
     num_without = _num_prompts_without_rounds(run)
     conditions = []
     for condition, rows in rows_of.items():
-        drafter = run.info.drafter(condition[0])
+        drafter = run.info.drafter(condition.drafter)
         layer_ids = list(drafter.aux_layer_ids) if drafter is not None else []
-        conditions.append(_condition(sums, np.array(rows), layer_ids, num_without.get(condition[1:], 0)))
-    measured = {condition[1:] for condition in rows_of}
+        conditions.append(_condition(sums, np.array(rows), layer_ids, num_without.get(condition.without_drafter, 0)))
+    measured = {condition.without_drafter for condition in rows_of}
     return Summary(
         run=RunHead(path=str(run.path), status=run.status.value, engine=run.info.engine),
         conditions=conditions,
         without_rounds=[
-            WithoutRounds(system_prompt=system, template=template, context_tokens=context, num_prompts=num)
-            for (system, template, context), num in num_without.items()
-            if (system, template, context) not in measured
+            WithoutRounds(**condition._asdict(), num_prompts=num)
+            for condition, num in num_without.items()
+            if condition not in measured
         ],
     )
 
 
-def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
+def _num_prompts_without_rounds(run: Run) -> dict[PromptCondition, int]:
     """By system prompt, template and context. A response of 0 or 1 tokens has no start; of a run that did not end, the
     last prompt may have no round yet."""
     table = run.query(
@@ -72,86 +59,66 @@ def _num_prompts_without_rounds(run: Run) -> dict[tuple[str, str, int], int]:
         "anti join rounds using (system_prompt, template, context_tokens, prompt_id) group by all order by all"
     )
     columns = [table[name].to_pylist() for name in table.column_names]
-    return {(system, template, context): num for system, template, context, num in zip(*columns, strict=True)}
+    return {PromptCondition(*condition): num for *condition, num in zip(*columns, strict=True)}
 
 
 def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_absent: int) -> ConditionSummary:
     """`rows`: the batches of this condition, one for each prompt."""
-    key = sums.keys[rows[0]]
     kept = rows[~sums.is_degenerate[rows]]
     # Text given as finished is replayed in every engine: beside live rounds it has no part in the arrays over depth,
     # since dense and walk are never mixed.
     has_dense = bool(sums.is_replay[rows].all())
-    has_walk = not has_dense or bool(sums.num_walk_rounds[rows].any())
     num_loops = len(rows) - len(kept)
-
-    def over_dense(these: np.ndarray, left_out: int) -> TokensPerRound:
-        return _tokens_per_round(sums.num_dense_tokens[these], sums.num_dense_rounds[these], num_absent, left_out)
-
-    def over_walk(these: np.ndarray, left_out: int) -> TokensPerRound:
-        return _tokens_per_round(sums.num_walk_tokens[these], sums.num_walk_rounds[these], num_absent, left_out)
-
-    dense_all = over_dense(rows, 0) if has_dense else None
-    walk_all = over_walk(rows, 0) if has_walk else None
-    dense = over_dense(kept, num_loops) if num_loops and has_dense else dense_all
-    walk = over_walk(kept, num_loops) if num_loops and has_walk else walk_all
-
     depth = int(sums.num_depths[rows].max())
     by_depth = kept if has_dense else kept[~sums.is_replay[kept]]
-    parts = {
-        name: MeanParts(mean.total[by_depth, :depth], mean.count[by_depth, :depth]) for name, mean in sums.means.items()
+    parts = {name: mean.take(by_depth, depth) for name, mean in sums.means.items()}
+    arrays = {
+        name: _growth(parts[name]) if quantity.is_relative else _mean(parts[name])
+        for name, quantity in OVER_DEPTH.items()
     }
-    accepted = sums.acceptance.accepted[by_depth, :depth].astype(np.float64)
-    parts["acceptance_marginal"] = MeanParts(accepted, sums.acceptance.drafted[by_depth, :depth])
-    parts["acceptance_conditional"] = MeanParts(accepted, sums.acceptance.reached[by_depth, :depth])
-    norm = parts["hidden_in_norm"]
-    growth = _growth(norm)
-    intervals = _intervals({name: parts[name] for name in _WITH_INTERVAL})
-    intervals["hidden_in_norm_growth"] = _as_arrays(
-        growth_intervals(norm.total.T, norm.count.T), ((norm.count != 0) & (norm.count[:, :1] != 0)).sum(axis=0)
-    )
-
-    fusion = MeanParts(sums.fusion_share.total[by_depth], sums.fusion_share.count[by_depth])
-    num_aux = int((fusion.count > 0).any(axis=0).sum())
-    bias = MeanParts(sums.fusion_share_bias.total[by_depth], sums.fusion_share_bias.count[by_depth])
     # Each emitted token counts once: dense starts see it at depth 1, the walk at the depth where it was compared.
-    vocab_depths = 1 if has_dense else depth
-    vocab = parts["out_of_draft_vocab"]
-    [out_of_vocab] = ratios([vocab.total[:, :vocab_depths].sum()], [vocab.count[:, :vocab_depths].sum()])
-
+    vocab = parts[OUT_OF_DRAFT_VOCAB.name].take(slice(None), 1 if has_dense else depth)
+    [out_of_vocab] = ratios([vocab.total.sum()], [vocab.count.sum()])
     num_prompts = len(rows) + num_absent
     return ConditionSummary(
-        drafter=key.drafter,
-        system_prompt=key.system_prompt,
-        template=key.template,
-        context_tokens=key.context_tokens,
+        **sums.keys[rows[0]].condition._asdict(),
         num_prompts=num_prompts,
         num_degenerate=num_loops,
         num_prompts_without_rounds=num_absent,
-        dense=dense,
-        walk=walk,
-        dense_all=dense_all,
-        walk_all=walk_all,
+        **_over_rounds(sums, rows, kept, num_absent),
         num_rounds_without_labels=int((sums.num_rounds - sums.num_dense_rounds)[kept].sum()) if has_dense else 0,
         depth_basis="dense" if has_dense else "walk",
-        acceptance_marginal=_mean(parts["acceptance_marginal"]),
-        acceptance_conditional=_mean(parts["acceptance_conditional"]),
-        hidden_in_norm=_mean(norm),
-        hidden_out_norm=_mean(parts["hidden_out_norm"]),
-        hidden_feedback_norm=_mean(parts["hidden_feedback_norm"]),
-        hidden_in_norm_growth=growth,
-        mass={region: _mean(parts[name]) for region, name in zip(REGIONS, MASS_COLUMNS, strict=True)},
-        own_excess=_mean(parts["own_excess"]),
-        sink_deficit=_mean(parts["sink_deficit"]),
-        chain_gap=_mean(parts["chain_gap"]),
-        depth_intervals=intervals,
-        fusion_share=FusionShares(
-            layer_ids=layer_ids, share=_mean(fusion)[:num_aux] if num_aux else None, bias=_mean(bias)[0]
-        ),
+        mass={region: arrays.pop(f"mass_{region}") for region in REGIONS},
+        **arrays,
+        depth_intervals=_depth_intervals(parts),
+        fusion_share=_fusion(sums, by_depth, layer_ids),
         out_of_draft_vocab_share=out_of_vocab,
         degenerate_share=num_loops / num_prompts,
         text_agreement=_text_agreement(sums.text_agreement[kept], sums.num_response_tokens[kept]),
     )
+
+
+def _over_rounds(
+    sums: BatchSums, rows: np.ndarray, kept: np.ndarray, num_absent: int
+) -> dict[str, TokensPerRound | None]:
+    """dense, walk, and both with the degenerate prompts, which `kept` lacks; None where there are no such rounds."""
+    has_dense = bool(sums.is_replay[rows].all())
+    has_walk = not has_dense or bool(sums.num_walk_rounds[rows].any())
+    num_loops = len(rows) - len(kept)
+    found: dict[str, TokensPerRound | None] = {}
+    for basis, has_rounds in (("dense", has_dense), ("walk", has_walk)):
+        tokens, rounds = (getattr(sums, f"num_{basis}_{what}") for what in ("tokens", "rounds"))
+        everything = _tokens_per_round(tokens[rows], rounds[rows], num_absent, 0) if has_rounds else None
+        found[f"{basis}_all"] = found[basis] = everything
+        if num_loops and has_rounds:
+            found[basis] = _tokens_per_round(tokens[kept], rounds[kept], num_absent, num_loops)
+    return found
+
+
+def _fusion(sums: BatchSums, rows: np.ndarray, layer_ids: list[int]) -> FusionShares:
+    share, bias = sums.fusion_share.take(rows), sums.fusion_share_bias.take(rows)
+    num_aux = int((share.count > 0).any(axis=0).sum())
+    return FusionShares(layer_ids=layer_ids, share=_mean(share)[:num_aux] if num_aux else None, bias=_mean(bias)[0])
 
 
 def _tokens_per_round(
@@ -189,22 +156,29 @@ def _mean(parts: MeanParts) -> DepthArray:
     return ratios(parts.total.sum(axis=0), parts.count.sum(axis=0))
 
 
-def _growth(norm: MeanParts) -> DepthArray:
-    """Mean norm over the mean norm at depth 1."""
-    mean = _mean(norm)
+def _growth(parts: MeanParts) -> DepthArray:
+    """The mean over the mean at depth 1."""
+    mean = _mean(parts)
     return [value / mean[0] if value is not None and mean[0] else None for value in mean]
 
 
-def _intervals(parts: dict[str, MeanParts]) -> dict[str, DepthIntervals]:
-    """One call for all arrays: they share their resamples."""
-    total = np.concatenate([mean.total.T for mean in parts.values()])  # [array * depth, prompt]
-    count = np.concatenate([mean.count.T for mean in parts.values()])
+def _depth_intervals(parts: dict[str, MeanParts]) -> dict[str, DepthIntervals]:
+    """Of every array that has one. One call for all means: they share their resamples."""
+    of = {name: parts[name] for name, quantity in OVER_DEPTH.items() if quantity.has_interval}
+    means = {name: mean for name, mean in of.items() if not OVER_DEPTH[name].is_relative}
+    total = np.concatenate([mean.total.T for mean in means.values()])  # [array * depth, prompt]
+    count = np.concatenate([mean.count.T for mean in means.values()])
     intervals = ratio_intervals(total, count)
-    depth = len(intervals) // len(parts)
-    return {
+    depth = len(intervals) // len(means)
+    found = {
         name: _as_arrays(intervals[i * depth : (i + 1) * depth], (mean.count != 0).sum(axis=0))
-        for i, (name, mean) in enumerate(parts.items())
+        for i, (name, mean) in enumerate(means.items())
     }
+    for name in of.keys() - means.keys():
+        mean = of[name]
+        has_both = (mean.count != 0) & (mean.count[:, :1] != 0)
+        found[name] = _as_arrays(growth_intervals(mean.total.T, mean.count.T), has_both.sum(axis=0))
+    return found
 
 
 def _as_arrays(intervals: list[Interval], num_prompts: np.ndarray) -> DepthIntervals:

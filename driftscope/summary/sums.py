@@ -12,33 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from driftscope.quantities import OUT_OF_DRAFT_VOCAB, OVER_DEPTH
 from driftscope.runs import BatchKey, Run
-from driftscope.runs.schema import MASS_COLUMNS
-from driftscope.stats.acceptance import AcceptanceCounts, acceptance_counts
+from driftscope.runs.views import BATCH_KEY
 
 MAX_RUNS_KEPT = 8  # a report compares a few runs and asks for each one's sums several times
-_KEY = ", ".join(BatchKey._fields)
-_BASIS = "case when engine = 'replay' then has_all_labels else on_walk end"
-"""The rounds that arrays over depth are means of: dense in a replay, the walk elsewhere."""
-
-# array over depth -> (SQL value, condition on the row). Columns without a layer axis repeat on every layer's row.
-_DEPTH_MEANS = {
-    "hidden_in_norm": ("hidden_in_norm", "layer = 0"),
-    "hidden_out_norm": ("hidden_out_norm", "layer = last_layer"),
-    "hidden_feedback_norm": ("hidden_feedback_norm", "layer = 0"),
-    "own_excess": ("list_avg(own_excess)", "true"),
-    "sink_deficit": ("list_avg(sink_deficit)", "true"),
-    # At the first depth the drafter has true features anyway: the gap is 0 by definition, also for sampled drafts.
-    "chain_gap": (
-        "case when depth = 1 then 0 else fresh_right - accepted end",
-        "layer = 0 and num_drafts >= depth and accepted is not null and fresh_right is not null",
-    ),
-    "out_of_draft_vocab": (
-        "(rejection_reason = 'out_of_draft_vocab')::int",
-        "layer = 0 and num_drafts >= depth and accepted is not null",
-    ),
-    **{name: (f"list_avg({name})", "true") for name in MASS_COLUMNS},
-}
 
 
 @dataclass(frozen=True)
@@ -47,6 +25,10 @@ class MeanParts:
 
     total: np.ndarray
     count: np.ndarray
+
+    def take(self, rows: np.ndarray | slice, depth: int | None = None) -> MeanParts:
+        """Those of some batches, up to a depth."""
+        return MeanParts(self.total[rows, :depth], self.count[rows, :depth])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +46,7 @@ class BatchSums:
     num_walk_tokens: np.ndarray
     text_agreement: np.ndarray  # float [batch], NaN where unmeasured
     num_response_tokens: np.ndarray
-    acceptance: AcceptanceCounts  # [batch, depth], over the depth basis
-    means: dict[str, MeanParts]
+    means: dict[str, MeanParts]  # of `quantities.OVER_DEPTH` and OUT_OF_DRAFT_VOCAB, over the depth basis
     fusion_share: MeanParts  # [batch, aux layer]
     fusion_share_bias: MeanParts  # [batch, 1]
 
@@ -75,66 +56,9 @@ def batch_sums(run: Run) -> BatchSums:
     """Aggregate the whole run, once for each opened one: an opened run stays as it stood. Read the arrays, never change
     them. Raises RunError for a part that cannot be read.
     """
-    batches = _columns(
-        run,
-        f"select {_KEY}, any_value(engine) as engine, max(num_depths) as num_depths, "
-        "coalesce(any_value(is_degenerate), false) as is_degenerate, "
-        "any_value(text_agreement) as text_agreement, any_value(num_response_tokens) as num_response_tokens, "
-        "count(*) as num_rounds, "
-        "count(*) filter (has_all_labels) as num_dense_rounds, count(*) filter (on_walk) as num_walk_rounds, "
-        "coalesce(sum(accepted_drafts + 1) filter (has_all_labels), 0)::bigint as num_dense_tokens, "
-        "coalesce(sum(accepted_drafts + 1) filter (on_walk), 0)::bigint as num_walk_tokens "
-        "from rounds left join prompts using (system_prompt, template, context_tokens, prompt_id) "
-        f"group by {_KEY} order by min(round_id)",
-    )
+    batches = _columns(run, "select * from batches order by first_round_id")
     keys = _keys(batches)
     index = {key: number for number, key in enumerate(keys)}
-    depth = int(max(batches["num_depths"], default=0))
-
-    histogram = _columns(
-        run,
-        f"select {_KEY}, num_drafts, accepted_drafts, count(*) as num_rounds from rounds where {_BASIS} "
-        f"group by {_KEY}, num_drafts, accepted_drafts",
-    )
-    acceptance = acceptance_counts(
-        histogram["num_drafts"],
-        histogram["accepted_drafts"],
-        depth=depth,
-        num_rounds=histogram["num_rounds"],
-        prompt=_index(histogram, index),
-        num_prompts=len(keys),
-    )
-
-    selected = ", ".join(
-        f"coalesce(sum({value}) filter ({condition}), 0)::double as total_{name}, "
-        f"count({value}) filter ({condition}) as count_{name}"
-        for name, (value, condition) in _DEPTH_MEANS.items()
-    )
-    by_depth = _columns(
-        run,
-        "with layers as (select drafter, max(layer) as last_layer from depths group by drafter) "
-        f"select {_KEY}, depth, {selected} from depths join layers using (drafter) where {_BASIS} "
-        f"group by {_KEY}, depth",
-    )
-    place = (_index(by_depth, index), by_depth["depth"].astype(np.int64) - 1)
-    means = {name: _scatter(by_depth, name, place, (len(keys), depth)) for name in _DEPTH_MEANS}
-
-    fusion = _columns(
-        run,
-        f"with shares as (select {_KEY}, unnest(fusion_share) as share, "
-        f"generate_subscripts(fusion_share, 1) as position from rounds where {_BASIS}) "
-        f"select {_KEY}, position, sum(share)::double as total_share, count(share) as count_share "
-        f"from shares group by {_KEY}, position",
-    )
-    num_aux = int(max(fusion["position"], default=0))
-    fusion_place = (_index(fusion, index), fusion["position"].astype(np.int64) - 1)
-    bias = _columns(
-        run,
-        f"select {_KEY}, coalesce(sum(fusion_share_bias), 0)::double as total_bias, "
-        f"count(fusion_share_bias) as count_bias from rounds where {_BASIS} group by {_KEY}",
-    )
-    bias_place = (_index(bias, index), np.zeros(len(bias["drafter"]), dtype=np.int64))
-
     return BatchSums(
         keys=keys,
         is_replay=batches["engine"] == "replay",
@@ -147,11 +71,49 @@ def batch_sums(run: Run) -> BatchSums:
         num_walk_tokens=batches["num_walk_tokens"],
         text_agreement=batches["text_agreement"].astype(np.float64),
         num_response_tokens=batches["num_response_tokens"],
-        acceptance=acceptance,
-        means=means,
-        fusion_share=_scatter(fusion, "share", fusion_place, (len(keys), num_aux)),
-        fusion_share_bias=_scatter(bias, "bias", bias_place, (len(keys), 1)),
+        means=_depth_means(run, index, int(max(batches["num_depths"], default=0))),
+        fusion_share=_fusion_share(run, index),
+        fusion_share_bias=_fusion_share_bias(run, index),
     )
+
+
+def _depth_means(run: Run, index: dict[BatchKey, int], depth: int) -> dict[str, MeanParts]:
+    quantities = (*OVER_DEPTH.values(), OUT_OF_DRAFT_VOCAB)
+    selected = ", ".join(
+        f"coalesce(sum({q.sql}) filter ({q.where}), 0)::double as total_{q.name}, "
+        f"count({q.sql}) filter ({q.where}) as count_{q.name}"
+        for q in quantities
+    )
+    found = _columns(
+        run,
+        "with layers as (select drafter, max(layer) as last_layer from depths group by drafter) "
+        f"select {BATCH_KEY}, depth, {selected} from basis_depths join layers using (drafter) "
+        f"group by {BATCH_KEY}, depth",
+    )
+    place = (_index(found, index), found["depth"].astype(np.int64) - 1)
+    return {q.name: _scatter(found, q.name, place, (len(index), depth)) for q in quantities}
+
+
+def _fusion_share(run: Run, index: dict[BatchKey, int]) -> MeanParts:
+    found = _columns(
+        run,
+        f"with shares as (select {BATCH_KEY}, unnest(fusion_share) as share, "
+        f"generate_subscripts(fusion_share, 1) as position from basis_rounds) "
+        f"select {BATCH_KEY}, position, sum(share)::double as total_share, count(share) as count_share "
+        f"from shares group by {BATCH_KEY}, position",
+    )
+    place = (_index(found, index), found["position"].astype(np.int64) - 1)
+    return _scatter(found, "share", place, (len(index), int(max(found["position"], default=0))))
+
+
+def _fusion_share_bias(run: Run, index: dict[BatchKey, int]) -> MeanParts:
+    found = _columns(
+        run,
+        f"select {BATCH_KEY}, coalesce(sum(fusion_share_bias), 0)::double as total_bias, "
+        f"count(fusion_share_bias) as count_bias from basis_rounds group by {BATCH_KEY}",
+    )
+    place = (_index(found, index), np.zeros(len(found["drafter"]), dtype=np.int64))
+    return _scatter(found, "bias", place, (len(index), 1))
 
 
 def _columns(run: Run, sql: str) -> dict[str, np.ndarray]:

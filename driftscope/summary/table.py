@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run
 from driftscope.runs.files import SUMMARY
 from driftscope.runs.lock import RunLock
@@ -30,17 +31,6 @@ SUMMARY_SCHEMA = pa.schema(
     ]
 )
 
-_DEPTH_METRICS = (
-    "acceptance_marginal",
-    "acceptance_conditional",
-    "hidden_in_norm",
-    "hidden_out_norm",
-    "hidden_feedback_norm",
-    "hidden_in_norm_growth",
-    "own_excess",
-    "sink_deficit",
-    "chain_gap",
-)
 _SCALARS = (
     "num_prompts",
     "num_degenerate",
@@ -78,11 +68,9 @@ def _rows(condition: ConditionSummary) -> list[dict[str, Any]]:
         for metric in ("tokens_per_round_prompt_mean", "num_rounds"):
             rows.append({"metric": metric, "basis": basis, "value": getattr(tokens, metric)})
         rows.append({"metric": "num_prompts_with_rounds", "basis": basis, "value": tokens.num_prompts})
-    arrays = {name: getattr(condition, name) for name in _DEPTH_METRICS}
-    arrays |= {f"mass_{region}": mass for region, mass in condition.mass.items()}
-    for metric, array in arrays.items():
+    for metric in OVER_DEPTH:
         intervals = condition.depth_intervals.get(metric)
-        for k, value in enumerate(array):
+        for k, value in enumerate(condition.over_depth(metric)):
             row = {"metric": metric, "basis": condition.depth_basis, "depth": k + 1, "value": value}
             if intervals is not None:
                 row |= {name: getattr(intervals, name)[k] for name in ("low", "high", "interval_method")}

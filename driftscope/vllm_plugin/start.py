@@ -188,8 +188,9 @@ def _new_run(out: Path, runner: Any, info: RunInfo) -> RunWriter:
 def _run_info(
     config: ProductionConfig, runner: Any, name: str, path: str, spec: DrafterSpec, d2t: Tensor | None, note: str
 ) -> RunInfo:
-    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, package_versions, region_definitions
+    from driftscope.measure.describe import HEAD_MEANS, NULLS, add_engine_settings, package_versions
     from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
+    from probes.record import region_definitions
     from probes.vllm.settings import disagreements, runner_settings
     from probes.vllm.versions import vllm_version
 

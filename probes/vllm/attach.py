@@ -13,7 +13,7 @@ import torch
 
 from probes.vllm.recorder import Recorder
 from probes.vllm.requests import NewRequest
-from probes.vllm.rows import RowLayout
+from probes.vllm.rows import HOOKED, RowLayout
 from probes.vllm.versions import refuse_unknown
 
 NOT_RECORDED = {
@@ -66,7 +66,7 @@ def prepare(recorder: Recorder, runner: Any, model: Any, *, runner_name: str, de
     )
     if not is_eager:
         reason = "compiled code calls no hooks inside the layer"
-        for name in ("branch_norm_attn", "branch_norm_mlp", "input_share_embed"):
+        for name in HOOKED:
             recorder.unmeasured[name] = reason
     # a compiled drafter without the residual norm's operator must not be taken from vLLM's compilation cache
     additional = config.additional_config

@@ -14,8 +14,10 @@ from numpy.lib.recfunctions import repack_fields
 
 from probes.vllm.recorder import RecorderStatus
 from probes.vllm.requests import RequestRounds
+from probes.vllm.rows import MEASURED, column_of
 
-SPLIT_COLUMNS = ("mass", "attention_entropy", "input_share_embed")
+BY_HEAD = tuple(name for name in MEASURED if "head" in column_of(name).axes)
+SPLIT_COLUMNS = (*BY_HEAD, "input_share_embed")
 """What no single worker knows: it has the query heads, and the rows of q, k and v, of its rank."""
 
 
@@ -42,7 +44,7 @@ def joined(rounds: RequestRounds, others: Sequence[np.ndarray | None]) -> Reques
     whole = replace(layout, num_heads=layout.num_heads * layout.num_ranks, num_ranks=1)
     rows = np.zeros(len(rounds.rows), whole.dtype)
     for name in layout.dtype.names or ():
-        if name in ("mass", "attention_entropy"):
+        if name in BY_HEAD:
             parts = [part[name] for part in by_rank]  # [round, depth, layer, head, ...]
             is_by_head = layout.level == "heads"
             rows[name] = np.concatenate(parts, axis=3) if is_by_head else np.mean(parts, axis=0)

@@ -9,15 +9,38 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from probes.record import REGIONS
+from probes.record import COLUMNS, REGIONS, Column
 
 LEVELS = ("counts", "default", "heads")
 """counts: accepted counts, drafts, times. default: + norms, fusion shares, head-mean masses. heads: all regions by head."""
+
+
+COUNTED = ("start", "draft_token")
+"""At every level; `start` is slot t of the round drafted in this step."""
+MEASURED = (
+    "hidden_in_norm",  # layer 0's; later layers' only where eager
+    "hidden_out_norm",  # the last layer's
+    "hidden_feedback_norm",
+    "fusion_share",
+    "fusion_energy",
+    "aux_norm",
+    "mass",
+    "attention_entropy",
+)
+"""From level `default` on."""
+HOOKED = ("branch_norm_attn", "branch_norm_mlp", "input_share_embed")
+"""From there on where the drafter runs eagerly: they need hooks that compiled code never calls."""
+
+
+def column_of(name: str) -> Column:
+    """How `RoundBatch` declares a column of a row; one field has the masses of all regions."""
+    return COLUMNS["mass_own" if name == "mass" else name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,38 +54,39 @@ class RowLayout:
     num_layers: int
     num_heads: int
     num_ranks: int = 1  # tensor parallel workers that the heads are split over; each has so many
-    is_eager: bool = False  # branch norms and the embedding's share need hooks that compiled code never calls
+    is_eager: bool = False
+
+    @functools.cached_property
+    def columns(self) -> tuple[str, ...]:
+        """What a row holds of `RoundBatch`'s columns."""
+        if self.level == "counts":
+            return COUNTED
+        return (*COUNTED, *MEASURED, *(HOOKED if self.is_eager else ()))
 
     @functools.cached_property
     def dtype(self) -> np.dtype:
-        k, y = self.depth, self.num_layers
-        heads = self.num_heads if self.level == "heads" else 1
-        fields: list[tuple] = [
+        fields: list[tuple[Any, ...]] = [
             ("serial", "<i4"),  # of the step, see transport
             ("num_sampled", "<i4"),  # tokens that this step emitted; 0 for an unfinished prefill
-            ("emitted", "<i4", (k + 1,)),
-            ("start", "<i4"),  # slot t of the round drafted in this step
-            ("draft_token", "<i4", (k,)),
+            ("emitted", "<i4", (self.depth + 1,)),
+            *map(self._field, self.columns),
         ]
-        if self.level != "counts":
-            fields += [
-                ("hidden_in_norm", "<f4", (k, y)),  # layer 0's; later layers' only where eager
-                ("hidden_out_norm", "<f4", (k, y)),  # the last layer's
-                ("hidden_feedback_norm", "<f4", (k,)),
-                ("fusion_share", "<f4", (self.num_aux,)),
-                ("fusion_energy", "<f4", (self.num_aux,)),
-                ("aux_norm", "<f4", (self.num_aux,)),
-                ("mass", "<f4", (k, y, heads, len(REGIONS))),
-                ("attention_entropy", "<f4", (k, y, heads)),
-            ]
-        if self.level != "counts" and self.is_eager:
-            fields += [
-                ("branch_norm_attn", "<f4", (k, y)),
-                ("branch_norm_mlp", "<f4", (k, y)),
-                ("input_share_embed", "<f4", (k,)),  # of this worker's rows of q, k and v
-                ("input_energy", "<f4", (k,)),  # the square of these, by which several workers' shares are weighted
-            ]
+        if "input_share_embed" in self.columns:  # of this worker's rows of q, k and v
+            fields.append(("input_energy", "<f4", (self.depth,)))  # their square, by which workers' shares are weighted
         return np.dtype(fields)
+
+    def _field(self, name: str) -> tuple[Any, ...]:
+        """As `record.COLUMNS` has it, of one round; the masses of all regions are one field."""
+        sizes = {
+            "depth": self.depth,
+            "layer": self.num_layers,
+            "head": self.num_heads if self.level == "heads" else 1,
+            "aux": self.num_aux,
+        }
+        column = column_of(name)
+        shape = tuple(sizes[axis] for axis in column.axes.split()[1:])
+        kind = {"float32": "<f4", "int32": "<i4"}[column.stored]
+        return (name, kind, (*shape, len(REGIONS)) if name == "mass" else shape)
 
 
 class Rows:

@@ -12,6 +12,7 @@ import numpy as np
 
 from probes.record import REGIONS, ConditionKey, RejectionReason, RoundBatch
 from probes.vllm.requests import RequestRounds
+from probes.vllm.rows import COUNTED
 
 DEFAULT_LEVEL_REGIONS = ("own", "current", "sink", "response", "unknown")
 """Of these level `default` stores the head mean; `unknown` is the rest: the prompt, not told apart."""
@@ -96,25 +97,14 @@ def _measured(rounds: RequestRounds, norm_output: bool) -> dict[str, Any]:
     hidden_in[:, 0, 0] = rows["hidden_in_norm"][:, 0, 0]
     hidden_in[:, 1:, 0] = feedback[:, :-1]
     hidden_out[:, :, -1] = rows["hidden_out_norm"][:, :, -1] if norm_output else feedback
+    unmeasured = set(rounds.unmeasured) | ({"fusion_energy"} if "fusion_share" in rounds.unmeasured else set())
     columns: dict[str, Any] = {
-        "hidden_in_norm": hidden_in,
-        "hidden_out_norm": hidden_out,
-        "hidden_feedback_norm": feedback.copy(),
+        name: rows[name].copy() for name in layout.columns if name not in COUNTED and name not in unmeasured
     }
-    unmeasured = rounds.unmeasured
-    columns |= {
-        name: rows[name].copy() for name in ("fusion_share", "fusion_energy") if "fusion_share" not in unmeasured
-    }
-    columns["aux_norm"] = rows["aux_norm"].copy()
-    columns |= {
-        name: rows[name].copy()
-        for name in ("branch_norm_attn", "branch_norm_mlp", "input_share_embed")
-        if layout.is_eager and name not in unmeasured
-    }
-    if "mass" not in unmeasured:
+    columns |= {"hidden_in_norm": hidden_in, "hidden_out_norm": hidden_out}
+    if "mass" in columns:
         names = REGIONS if layout.level == "heads" else DEFAULT_LEVEL_REGIONS
         columns["mass"] = {name: rows["mass"][..., REGIONS.index(name)].copy() for name in names}
-        columns["attention_entropy"] = rows["attention_entropy"].copy()
     return columns
 
 

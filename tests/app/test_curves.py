@@ -7,34 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from driftscope.quantities import DEPTH_CHARTS, OVER_DEPTH
 from driftscope.runs import read_run
 from driftscope.stats.intervals import ratio_intervals
 from driftscope.summary import Summary
 from tests.app.conftest import OpenApp, chart, charts, checked, condition, lines, texts
 
-DEPTH_CHARTS = {
-    "Conditional acceptance": "acceptance_conditional",
-    "Marginal acceptance": "acceptance_marginal",
-    "Chain gap": "chain_gap",
-    "State entering the layer": "hidden_in_norm",
-    "Growth of the state": "hidden_in_norm_growth",
-    "State leaving the layer": "hidden_out_norm",
-    "State fed back": "hidden_feedback_norm",
-    "Own excess": "own_excess",
-    "Sink deficit": "sink_deficit",
-    "Sink mass": "mass_sink",
-    "Own mass": "mass_own",
-}
-
 
 def test_every_depth_chart_is_the_summary_s_array_with_its_interval(open_app: OpenApp, summary: Summary) -> None:
     at = open_app("depth", place="policy · 512")
-    for title, name in DEPTH_CHARTS.items():
-        drawn = lines(chart(at, f"Line chart, {title} against depth k"))
+    for quantity in (q for quantities in DEPTH_CHARTS.values() for q in quantities):
+        name = quantity.name
+        drawn = lines(chart(at, f"Line chart, {quantity.title} against depth k"))
         for drafter in ("eagle3", "eagle3.1"):
             c = condition(summary, drafter, "policy", 512)
-            values = c.mass[name.removeprefix("mass_")] if name.startswith("mass_") else getattr(c, name)
-            expected = [(k + 1, v) for k, v in enumerate(values) if v is not None]
+            expected = [(k + 1, v) for k, v in enumerate(c.over_depth(name)) if v is not None]
             assert list(zip(drawn[drafter]["x"], drawn[drafter]["y"], strict=True)) == expected
             interval = c.depth_intervals[name]  # every curve has one
             ends = [[low, high] for low, high in zip(interval.low, interval.high, strict=True)]
@@ -67,6 +54,10 @@ def test_context_curves_are_the_summary(open_app: OpenApp, summary: Summary) -> 
     at = open_app("context", row="persona", depth="2")
     drawn = lines(chart(at, "Line chart, tokens per round (walk) against context length"))
     deep = lines(chart(at, "Line chart, Conditional acceptance at depth 2"))
+    for quantity in (q for q in OVER_DEPTH.values() if q.is_over_context):
+        drawn_at_2 = lines(chart(at, f"Line chart, {quantity.title} at depth 2"))["eagle3"]["y"]
+        values = [condition(summary, "eagle3", "persona", c).over_depth(quantity.name)[1] for c in (0, 512, 1536)]
+        assert drawn_at_2 == values
     for drafter in ("eagle3", "eagle3.1"):
         at_context = [condition(summary, drafter, "persona", c) for c in (0, 512, 1536)]
         assert drawn[drafter]["x"] == [0, 512, 1536]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from driftscope.figures import METRICS, REGION_MEANINGS
 from driftscope.figures.style import COLORS, REGION_COLORS, contrast
+from driftscope.quantities import QUANTITIES, REGION_DEFINITIONS
 from probes.record import REGIONS, RejectionReason
 from tests.app.conftest import APP, PAGES, OpenApp, charts, texts
 
@@ -55,9 +55,9 @@ def test_definitions_cover_every_region_reason_and_quantity(open_app: OpenApp) -
         assert f"**{region}**" in words
     for reason in RejectionReason:
         assert reason.name == "none" or f"**{reason.name}**" in words
-    for metric in METRICS.values():
-        assert metric.title in words
-        assert f"`{metric.name}`" in words
+    for quantity in QUANTITIES.values():
+        assert quantity.title in words
+        assert f"`{quantity.name}`" in words
 
 
 def test_the_palette_stands_out_on_light_and_dark() -> None:
@@ -67,7 +67,7 @@ def test_the_palette_stands_out_on_light_and_dark() -> None:
 
 
 def test_every_region_has_a_meaning_and_a_colour_of_its_own() -> None:
-    assert set(REGION_COLORS) == set(REGIONS) == set(REGION_MEANINGS)
+    assert set(REGION_COLORS) == set(REGIONS) == set(REGION_DEFINITIONS)
     assert len(set(REGION_COLORS.values())) == len(REGIONS)
 
 

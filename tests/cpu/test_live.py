@@ -21,7 +21,7 @@ from probes.chain.step import prefill
 from probes.checkpoint.spec import DrafterSpec
 from probes.drafter.algorithms.eagle3 import Eagle3
 from probes.drafter.model import Drafter
-from probes.record import REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
+from probes.record import COLUMNS, REGIONS, TEXT_REGIONS, PromptRecord, RejectionReason, RoundBatch
 from probes.target.model import Target
 from probes.target.sampler import Sampler
 from probes.target.trace import TargetTrace
@@ -163,24 +163,14 @@ def assert_rounds_add_up(batch: RoundBatch, trace: TargetTrace) -> None:
 
 PER_ROUND = ("start", "num_drafts", "accepted_drafts")
 PER_DEPTH = ("draft_token", "target_token", "target_rank_of_draft", "accepted", "rejection_reason")
-MEASURED = (
-    "hidden_in_norm",
-    "hidden_out_norm",
-    "hidden_feedback_norm",
-    "branch_norm_attn",
-    "branch_norm_mlp",
-    "input_share_embed",
-    "draft_prob",
-    "draft_entropy",
-    "target_prob_of_draft",
-    "overlap",
-    "attention_entropy",
-    "fusion_share",
-    "fusion_energy",
-    "aux_norm",
-)
 CANDIDATE_PROBS = ("draft_top_prob", "target_top_prob")  # rounded to half precision
 OF_FRESH = ("recent_mass", "own_excess", "sink_deficit")  # NaN in live where the text ends before slot t+k-1
+ELSEWHERE = (*CANDIDATE_PROBS, *OF_FRESH, "draft_us", "verify_us", "fusion_share_bias", "target_divergence")
+MEASURED = [
+    name
+    for name, column in COLUMNS.items()
+    if column.stored == "float32" and not name.startswith("mass_") and name not in ELSEWHERE
+]
 
 
 def assert_walk_is_live(replayed: RoundBatch, looped: RoundBatch) -> None:

@@ -24,18 +24,11 @@ from driftscope.runs.interventions import (
     mark_interventions,
     remove_interventions,
 )
-from driftscope.runs.schema import (
-    CANDIDATE_COLUMNS,
-    DEPTH_SCHEMA,
-    INTERVENTION_SCHEMA,
-    NULLABLE_INTS,
-    PROMPT_SCHEMA,
-    ROUND_SCHEMA,
-)
+from driftscope.runs.schema import DEPTH_SCHEMA, INTERVENTION_SCHEMA, PROMPT_SCHEMA, ROUND_SCHEMA
 from driftscope.summary import summarise
 from probes.checkpoint.spec import DrafterSpec, Finding, Origin, Source
 from probes.errors import RunError
-from probes.record import REGIONS, InterventionCounts, PromptRecord, RejectionReason, RoundBatch, TargetStates
+from probes.record import COLUMNS, REGIONS, InterventionCounts, PromptRecord, RejectionReason, RoundBatch, TargetStates
 from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
 
 STORED_RUNS = Path(__file__).parent.parent / "fixtures" / "runs"
@@ -85,7 +78,7 @@ def test_what_is_written_is_read(tmp_path: Path, num_layers: int) -> None:
         for region in REGIONS:
             assert row[f"mass_{region}"] == _list(batch.mass[region][r, k, layer])
         assert row["own_excess"] == _list(batch.own_excess[r, k, layer])
-        for name in NULLABLE_INTS:
+        for name in (n for n, c in COLUMNS.items() if c.missing == -1 and c.axes == "round depth"):
             value = getattr(batch, name)[r, k]
             assert row[name] == (None if value == -1 else value)
         assert row["draft_top_token"] == batch.draft_top_token[r, k].tolist()
@@ -226,7 +219,7 @@ def test_a_stored_run_of_an_older_version_is_read() -> None:
     assert run.status is RunStatus.complete
     assert run.depths().num_rows == 2 * 2 * 5 * 4  # prompts, drafters, starts, depths
     assert run.depths(["draft_token"])["draft_token"].null_count == 0
-    for name in CANDIDATE_COLUMNS:
+    for name in (n for n, c in COLUMNS.items() if "candidate" in c.axes):
         assert run.depths([name])[name].null_count == run.depths([name]).num_rows
     [row] = run.query("select count(draft_top_token) as n, sum(accepted) as accepted from depths").to_pylist()
     assert row == {"n": 0, "accepted": 26}

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from driftscope.cli.show_text import print_summary
 from driftscope.runs import RunWriter, read_run
-from driftscope.stats.acceptance import acceptance_counts, tokens_per_round
 from driftscope.summary import ConditionSummary, Summary, summarise, summary_table, write_summary
 from probes.record import REGIONS, PromptRecord, Record, RoundBatch
+from tests.acceptance_oracle import acceptance_counts, tokens_per_round
 from tests.synthetic_run import make_batch, make_info, make_prompt, make_records, write_run
 
 CONTRACT = {

@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftscope.stats.acceptance import (
-    acceptance_counts,
-    ratios,
-    tokens_per_round,
-    tokens_per_round_prompt_mean,
-)
+from driftscope.stats.acceptance import ratios
 from driftscope.stats.degenerate import is_degenerate
+from tests.acceptance_oracle import acceptance_counts, tokens_per_round, tokens_per_round_prompt_mean
 
 
 def test_pooled_and_prompt_mean_differ_when_prompts_have_unequal_rounds() -> None:

@@ -24,7 +24,7 @@ from driftscope.diagnosis.waterfall import PARTS, Waterfall
 from driftscope.runs import read_run
 from driftscope.stats.paired import holm, paired_difference
 from probes.errors import RunError
-from probes.record import REGIONS
+from probes.record import REGIONS, ConditionKey
 from tests.synthetic_run import make_info, make_records, write_run
 
 NUM_PROMPTS, NUM_STARTS, DEPTH = 12, 50, 4
@@ -67,7 +67,7 @@ def facts_of(
         right = np.round(reached * np.array(shares)).astype(np.int64)
         tried.append(Counts(id, "path", PROMPTS, reached, right, accepted))
     values = {
-        "key": ("d", *where),
+        "key": ConditionKey("d", *where),
         "prompt_ids": PROMPTS,
         "num_prompts": NUM_PROMPTS,
         "num_degenerate": 0,
