@@ -33,9 +33,14 @@ REGIONS = tuple(_REGION_DEFINITIONS)
 """Disjoint regions in order of precedence; their masses sum to 1 for each head."""
 
 
+def counted_slots(num: int) -> str:
+    """The sink's size as it follows "the first": `slot`, or `2 slots`."""
+    return "slot" if num == 1 else f"{num} slots"
+
+
 def region_definitions(sink_slots: int | None = None) -> dict[str, str]:
     """Region -> what it covers in a run with so many sink slots; None: in words, for any run."""
-    slots = "slots (1 unless the run says otherwise)" if sink_slots is None else f"{sink_slots} slot(s)"
+    slots = "slots (1 unless the run says otherwise)" if sink_slots is None else counted_slots(sink_slots)
     return {name: text.format(sink_slots=slots) for name, text in _REGION_DEFINITIONS.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,7 +82,8 @@ def _models(scope: Scope, asked: Asked) -> None:
     target, drafters = plan.get("target"), plan.get("drafter")
     is_known = isinstance(target, str) and isinstance(drafters, dict)
     default_target = str(target) if is_known else DEMO
-    default_drafters = drafters if is_known else {"eagle3": f"{DEMO}:eagle3", "eagle3.1": f"{DEMO}:eagle3.1"}
+    demo_drafters = {"eagle3": f"{DEMO}:eagle3", "eagle3.1": f"{DEMO}:eagle3.1"}
+    default_drafters: Mapping[str, object] = drafters if is_known and isinstance(drafters, dict) else demo_drafters
     left, right = st.columns(2)
     target = left.text_input(
         "Target", default_target, key="probe_target", help=described("target"), persist_state="session"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from probes.chain import live
 from probes.chain.draft_loop import DraftInputs, DraftLoop, Drafts
-from probes.drafter.model import Drafter
+from probes.drafter.algorithms.eagle3 import Eagle3
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
@@ -179,17 +179,17 @@ def break_checkpoint(sound: Path, folder: Path, fault: StaticFault) -> Path:
 @contextmanager
 def zeroed_feedback() -> Iterator[None]:
     """Every drafter feeds back zeros while this lasts."""
-    predict = Drafter.predict
+    predict = Eagle3.predict
 
-    def broken(self: Drafter, stream: Tensor) -> tuple[Tensor, Tensor]:
+    def broken(self: Eagle3, stream: Tensor) -> tuple[Tensor, Tensor]:
         logits, feedback = predict(self, stream)
         return logits, torch.zeros_like(feedback)
 
-    Drafter.predict = broken  # type: ignore[method-assign]
+    Eagle3.predict = broken  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Drafter.predict = predict  # type: ignore[method-assign]
+        Eagle3.predict = predict  # type: ignore[method-assign]
 
 
 @contextmanager

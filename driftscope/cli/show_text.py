@@ -14,10 +14,9 @@ from rich.text import Text
 
 from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run, RunStatus
-from driftscope.runs.info import counted_slots
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
-from probes.record import PromptCondition
+from probes.record import PromptCondition, counted_slots
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from driftscope.diagnosis.files import changed_files, check_files
 from driftscope.diagnosis.named import stored_plan
+from driftscope.extras import need_probe_extra
 from driftscope.runs import BatchKey, Run, read_run
 from driftscope.runs.info import read_info, write_info
 from driftscope.runs.interventions import (
@@ -76,7 +77,6 @@ def intervene(
     seen. `texts` in place of the stored ones (a run with --no-text has none); `models` where they are loaded already:
     those that measured. Raises InputError where a model cannot be loaded, or `[probe]` is not installed.
     """
-    from driftscope.measure.describe import need_probe_extra
 
     need_probe_extra()
     run = read_run(path)

@@ -6,7 +6,7 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from driftscope.plan import Plan
 from driftscope.runs.info import DrafterInfo, Provenance, RunInfo, TargetInfo
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.conditions import Job
-from probes.errors import InputError
 from probes.record import region_definitions
 from probes.regular_file import open_regular
 
@@ -30,19 +29,6 @@ HEAD_MEANS = (
 )
 SOME_TIMES = "draft_us and verify_us are of two steps in 16 on a GPU, null in the others"
 TEMPERATURE = "at temperature > 0 rejections by chance (sampled_out) cannot be told from disagreements here"
-
-
-def need_probe_extra() -> None:
-    """Raises InputError when the packages that measuring needs are not installed."""
-    for name in ("torch", "transformers", "safetensors"):
-        try:
-            version(name)
-        except PackageNotFoundError as error:
-            raise InputError(
-                f"measuring needs {name}, which is not installed",
-                code="probe_extra_missing",
-                remedy="pip install 'driftscope[probe]'",
-            ) from error
 
 
 def package_versions() -> dict[str, str]:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftscope.measure.describe import Loaded, need_probe_extra
+from driftscope.extras import need_probe_extra
+from driftscope.measure.describe import Loaded
 from driftscope.measure.work import Work, is_done_in
 from driftscope.plan import Plan
 from driftscope.plan_files import read_job

@@ -200,11 +200,6 @@ class RunInfo(Stored):
         return next((drafter for drafter in self.drafters if drafter.name == name), None)
 
 
-def counted_slots(num: int) -> str:
-    """The sink's size as it follows "the first": `slot`, or `2 slots`."""
-    return "slot" if num == 1 else f"{num} slots"
-
-
 def read_info(run: Path) -> RunInfo:
     """Read `run`/run.json. Raises RunError: run_not_found, not_a_run, link_out, bad_run_json, newer_schema."""
     if not run.exists():

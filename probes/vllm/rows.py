@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class RowLayout:
 
     @functools.cached_property
     def dtype(self) -> np.dtype:
-        fields: list[tuple] = [
+        fields: list[tuple[Any, ...]] = [
             ("serial", "<i4"),  # of the step, see transport
             ("num_sampled", "<i4"),  # tokens that this step emitted; 0 for an unfinished prefill
             ("emitted", "<i4", (self.depth + 1,)),
@@ -74,7 +75,7 @@ class RowLayout:
             fields.append(("input_energy", "<f4", (self.depth,)))  # their square, by which workers' shares are weighted
         return np.dtype(fields)
 
-    def _field(self, name: str) -> tuple:
+    def _field(self, name: str) -> tuple[Any, ...]:
         """As `record.COLUMNS` has it, of one round; the masses of all regions are one field."""
         sizes = {
             "depth": self.depth,
