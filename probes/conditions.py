@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from probes.record import PromptConditionKey
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptInput:
@@ -128,7 +130,7 @@ class SelfCheck:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PromptCondition:
     """One condition without the drafter."""
 
     system_prompt: SystemPrompt
@@ -136,20 +138,20 @@ class Cell:
     context_tokens: int
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.system_prompt.name, self.template.name, self.context_tokens
+    def key(self) -> PromptConditionKey:
+        return PromptConditionKey(self.system_prompt.name, self.template.name, self.context_tokens)
 
     def __str__(self) -> str:
         return f"{self.system_prompt.name} / {self.template.name} / context {self.context_tokens}"
 
 
-def prompts_of(job: Job, cell: Cell) -> list[PromptInput]:
-    """The prompts that are measured in this cell: all, or those whose own system prompt names it."""
-    system_prompt = cell.system_prompt
+def prompts_of(job: Job, condition: PromptCondition) -> list[PromptInput]:
+    """The prompts that are measured in this condition: all, or those whose own system prompt names it."""
+    system_prompt = condition.system_prompt
     if not system_prompt.is_own:
         return list(job.prompts)
     return [p for p in job.prompts if (p.system_prompt_name or "prompt") == system_prompt.name]
 
 
-def cells(job: Job) -> list[Cell]:
-    return [Cell(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]
+def prompt_conditions(job: Job) -> list[PromptCondition]:
+    return [PromptCondition(s, t, c) for t in job.templates for s in job.system_prompts for c in job.context_tokens]

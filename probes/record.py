@@ -53,7 +53,7 @@ NUM_CANDIDATES = 5
 """How many of a distribution's most probable tokens are recorded at each (round, depth)."""
 
 
-class PromptCondition(NamedTuple):
+class PromptConditionKey(NamedTuple):
     """A condition without its drafter: all drafters share its prompts and texts."""
 
     system_prompt: str
@@ -70,9 +70,9 @@ class ConditionKey(NamedTuple):
     context_tokens: int
 
     @property
-    def without_drafter(self) -> PromptCondition:
+    def without_drafter(self) -> PromptConditionKey:
         """What all drafters share."""
-        return PromptCondition(*self[1:])
+        return PromptConditionKey(*self[1:])
 
 
 class RejectionReason(IntEnum):
@@ -111,6 +111,10 @@ class PromptRecord:
     )  # share of response positions whose target argmax is the text token; forced only
     mean_logprob: float = float("nan")  # of the text under the target; forced only
     notes: tuple[str, ...] = ()
+
+    @property
+    def condition(self) -> PromptConditionKey:
+        return PromptConditionKey(self.system_prompt, self.template, self.context_tokens)
 
 
 Maybe = np.ndarray | None

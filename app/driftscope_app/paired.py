@@ -16,7 +16,7 @@ import pyarrow as pa
 from driftscope.compare.pairing import PromptName, Prompts, PromptSums, pair, paired_sums
 from driftscope.figures import Estimate, Pair
 from driftscope.stats.paired import Difference, paired_difference
-from probes.record import ConditionKey, PromptCondition
+from probes.record import ConditionKey, PromptConditionKey
 
 
 class Compared(NamedTuple):
@@ -46,7 +46,9 @@ def difference(first: Prompts, second: Prompts) -> Compared:
     return _compared(paired_sums(pair(first, second).pairs, first, second))
 
 
-def pooled_difference(first: Mapping[PromptCondition, Prompts], second: Mapping[PromptCondition, Prompts]) -> Estimate:
+def pooled_difference(
+    first: Mapping[PromptConditionKey, Prompts], second: Mapping[PromptConditionKey, Prompts]
+) -> Estimate:
     """Over all conditions (without drafter) that both sides have.
 
     The prompt is still what is resampled: it brings its rounds of every condition along.

@@ -12,7 +12,7 @@ from driftscope_app.text import plain
 
 from driftscope.compare.pairing import Prompts
 from driftscope.figures import Point, condition_dots
-from probes.record import PromptCondition
+from probes.record import PromptConditionKey
 
 REFERENCE_SYSTEM_PROMPT = "default"
 MAX_SENTENCES = 4
@@ -83,7 +83,7 @@ def _card(scope: Scope, name: str, own: list[Condition], basis: str) -> None:
 def _sentences(scope: Scope) -> None:
     """Each series against the first, pooled over the conditions that both have."""
     basis = "walk" if any(c.summary.walk for c in scope.conditions) else "dense"
-    tokens: dict[str, dict[PromptCondition, Prompts]] = {}
+    tokens: dict[str, dict[PromptConditionKey, Prompts]] = {}
     for run in scope.runs:
         sums = prompts_by_condition(aggregates.prompt_sums(run.ref.path, run.ref.version), basis)
         for c in scope.conditions:

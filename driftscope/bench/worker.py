@@ -55,18 +55,19 @@ def work(job_file: Path) -> None:
 
 def prompts_of_job(job: Job) -> list[tuple[str, list[int]]]:
     """(prompt id, token ids) under the first condition; responses that came along are left out."""
-    from probes.conditions import cells, prompts_of
+    from probes.conditions import prompt_conditions, prompts_of
     from probes.prompt.rendering import insert_context
     from probes.prompt.under_condition import render_or_take
     from probes.target.source import target_tokenizer
 
     job = replace(job, prompts=[replace(p, response=None, response_token_ids=None) for p in job.prompts])
     tokenizer = target_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
-    cell = next(iter(cells(job)))
-    length = cell.context_tokens
+    condition = next(iter(prompt_conditions(job)))
+    length = condition.context_tokens
     document = insert_context(job.documents, length, tokenizer) if length else None
     return [
-        (p.prompt_id, render_or_take(tokenizer, p, cell, document).token_ids.tolist()) for p in prompts_of(job, cell)
+        (p.prompt_id, render_or_take(tokenizer, p, condition, document).token_ids.tolist())
+        for p in prompts_of(job, condition)
     ]
 
 

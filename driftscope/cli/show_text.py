@@ -16,7 +16,7 @@ from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import Run, RunStatus
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS
 from driftscope.summary.run_summary import ConditionSummary, DepthArray, Summary, TokensPerRound, WithoutRounds
-from probes.record import PromptCondition, counted_slots
+from probes.record import PromptConditionKey, counted_slots
 
 MOST_DEPTHS = 8  # columns for depths; of a larger K some depths are left out, the last never
 
@@ -76,7 +76,7 @@ def _print_conditions(out: Console, conditions: Sequence[ConditionSummary], dept
     table.add_column("dense", justify="right", no_wrap=True)
     labels = " ".join(f"{k:>3}" for k in depths)
     table.add_column(Text(f"acceptance_conditional, {basis}\n{labels}"), no_wrap=True)
-    former: PromptCondition | None = None
+    former: PromptConditionKey | None = None
     for condition in conditions:
         where = condition.key.without_drafter
         system, template, context = ("", "", "") if where == former else map(str, where)

@@ -29,12 +29,12 @@ from driftscope.runs.lock import RunLock
 from probes.conditions import Job, Progress
 from probes.errors import InputError
 from probes.interventions.registry import ALL, select
-from probes.record import InterventionCounts, PromptRecord, TargetStates
+from probes.record import InterventionCounts, PromptConditionKey, PromptRecord, TargetStates
 
 STORE_SECONDS = 30.0
 """Counts are on disk after at most so long."""
 
-Texts = Mapping[tuple[str, str, int], Sequence[PromptRecord]]
+Texts = Mapping[PromptConditionKey, Sequence[PromptRecord]]
 
 
 def missing_interventions(run: Run, *, reference_target: str | None = None) -> list[str]:
@@ -200,8 +200,8 @@ def _run(
         counts.clear()
         states.clear()
 
-    def is_done(id: str, drafter: str, cell: tuple[str, str, int], prompt_id: str) -> bool:
-        return InterventionKey(id, BatchKey(drafter, *cell, prompt_id)) in done
+    def is_done(id: str, drafter: str, condition: PromptConditionKey, prompt_id: str) -> bool:
+        return InterventionKey(id, BatchKey(drafter, *condition, prompt_id)) in done
 
     work = Interventions(job, models, texts, take, take_states, is_done, on_progress)
     try:

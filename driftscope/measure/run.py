@@ -17,12 +17,12 @@ from driftscope.runs.writer import RunWriter
 from probes.conditions import Progress, SelfCheck
 from probes.errors import InputError
 from probes.interventions.registry import select
-from probes.record import PromptRecord, Record
+from probes.record import PromptConditionKey, PromptRecord, Record
 
 if TYPE_CHECKING:
     from probes.job.loaded import Models
 
-Texts = dict[tuple[str, str, int], list[PromptRecord]]
+Texts = dict[PromptConditionKey, list[PromptRecord]]
 
 
 def measure(
@@ -103,7 +103,7 @@ def _write_run(work: Work, models: Models, loaded: Loaded) -> tuple[SelfCheck, T
     def write(record: Record) -> None:
         writer.write_batch(record)
         if isinstance(record, PromptRecord) and not plan.text:  # interventions come last, the run forgets the text
-            texts.setdefault((record.system_prompt, record.template, record.context_tokens), []).append(record)
+            texts.setdefault(record.condition, []).append(record)
 
     with writer:
         if plan.costs and not writer.info.costs:

@@ -12,6 +12,7 @@ from driftscope.runs import read_run
 from driftscope.runs.writer import RunWriter
 from driftscope.summary import summarise, write_summary
 from probes.conditions import Job, Progress
+from probes.record import PromptConditionKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,10 @@ class Work:
         write_summary(run, summarise(run))
 
 
-def is_done_in(writer: RunWriter) -> Callable[[str, tuple[str, str, int], str], bool]:
-    """-> whether (drafter, cell, prompt id) is on disk."""
+def is_done_in(writer: RunWriter) -> Callable[[str, PromptConditionKey, str], bool]:
+    """-> whether (drafter, condition, prompt id) is on disk."""
     done = {
         (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
         for b in writer.complete_batches
     }
-    return lambda drafter, cell, prompt_id: (drafter, cell, prompt_id) in done
+    return lambda drafter, condition, prompt_id: (drafter, condition, prompt_id) in done

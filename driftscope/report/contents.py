@@ -19,7 +19,7 @@ from driftscope.runs.listing import names_apart
 from driftscope.summary import ConditionSummary, Summary, summarise
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError, RunError
-from probes.record import ConditionKey, PromptCondition
+from probes.record import ConditionKey, PromptConditionKey
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Condition:
     variant: int  # place of the run
 
     @property
-    def place_key(self) -> PromptCondition:
+    def place_key(self) -> PromptConditionKey:
         """What must agree for two drafters to be compared."""
         return self.summary.key.without_drafter
 

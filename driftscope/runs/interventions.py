@@ -20,7 +20,7 @@ from driftscope.runs.parquet import write_table
 from driftscope.runs.reader import Run, read_run
 from driftscope.runs.schema import INTERVENTION_SCHEMA, TARGET_STATE_SCHEMA, BatchKey
 from driftscope.stats.degenerate import is_degenerate
-from probes.record import InterventionCounts, PromptRecord, TargetStates
+from probes.record import InterventionCounts, PromptConditionKey, PromptRecord, TargetStates
 
 
 class InterventionKey(NamedTuple):
@@ -65,9 +65,9 @@ def mark_interventions(path: Path, ids: Sequence[str], reference_target: str | N
     write_info(path, info.model_copy(update=update))
 
 
-def stored_texts(run: Run) -> dict[tuple[str, str, int], list[PromptRecord]]:
+def stored_texts(run: Run) -> dict[PromptConditionKey, list[PromptRecord]]:
     """The texts of each condition, as measuring left them; prompts without text (--no-text) are left out."""
-    texts: dict[tuple[str, str, int], list[PromptRecord]] = {}
+    texts: dict[PromptConditionKey, list[PromptRecord]] = {}
     for row in run.prompts().to_pylist():
         if row["token_ids"] is None:
             continue
@@ -85,7 +85,7 @@ def stored_texts(run: Run) -> dict[tuple[str, str, int], list[PromptRecord]]:
             finish_reason=row["finish_reason"],
             is_forced=row["is_forced"],
         )
-        texts.setdefault((record.system_prompt, record.template, record.context_tokens), []).append(record)
+        texts.setdefault(record.condition, []).append(record)
     return texts
 
 

@@ -24,7 +24,7 @@ from driftscope.summary.run_summary import (
     WithoutRounds,
 )
 from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
-from probes.record import REGIONS, ConditionKey, PromptCondition
+from probes.record import REGIONS, ConditionKey, PromptConditionKey
 
 
 def summarise(run: Run) -> Summary:
@@ -51,7 +51,7 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _num_prompts_without_rounds(run: Run) -> dict[PromptCondition, int]:
+def _num_prompts_without_rounds(run: Run) -> dict[PromptConditionKey, int]:
     """By system prompt, template and context. A response of 0 or 1 tokens has no start; of a run that did not end, the
     last prompt may have no round yet."""
     table = run.query(
@@ -59,7 +59,7 @@ def _num_prompts_without_rounds(run: Run) -> dict[PromptCondition, int]:
         "anti join rounds using (system_prompt, template, context_tokens, prompt_id) group by all order by all"
     )
     columns = [table[name].to_pylist() for name in table.column_names]
-    return {PromptCondition(*condition): num for *condition, num in zip(*columns, strict=True)}
+    return {PromptConditionKey(*condition): num for *condition, num in zip(*columns, strict=True)}
 
 
 def _condition(sums: BatchSums, rows: np.ndarray, layer_ids: list[int], num_absent: int) -> ConditionSummary:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.conditions import Cell, PromptInput
+from probes.conditions import PromptCondition, PromptInput
 from probes.interventions.parts import TargetFacts
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class Intervention:
             if counts is not None:
                 yield intervention, counts
 
-    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+    def rewrites(self, condition: PromptCondition, prompts: Sequence[PromptInput], template_text: str) -> bool:
         """Whether it gives a prompt of the condition another text, which the target answers anew. `template_text`: the
         chat template in use, "" for none."""
         return False
 
-    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+    def rewrite(self, condition: PromptCondition, prompt: PromptInput) -> tuple[PromptCondition, PromptInput]:
         """The condition and the prompt after the change, where it `rewrites`."""
-        return cell, prompt
+        return condition, prompt

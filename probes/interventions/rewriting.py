@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probes.conditions import Cell, Job, PromptInput, cells, prompts_of
+from probes.conditions import Job, PromptCondition, PromptInput, prompt_conditions, prompts_of
 from probes.interventions.acceptance import Acceptance, accept
 from probes.interventions.base import Intervention
 from probes.interventions.finished_text import Reader, response_of
@@ -15,10 +15,9 @@ from probes.job.condition_texts import texts_of
 from probes.job.loaded import Models
 from probes.prompt.rendering import insert_context
 from probes.prompt.under_condition import render_or_take
-from probes.record import TEXT_REGIONS, PromptRecord
+from probes.record import TEXT_REGIONS, PromptConditionKey, PromptRecord
 from probes.target.model import Target
 
-CellKey = tuple[str, str, int]
 Answers = dict[tuple[str, str], tuple[Acceptance, np.ndarray]]
 """(drafter, prompt id) -> counts of the unchanged drafter, token ids of the response."""
 
@@ -29,33 +28,33 @@ class Rewriting:
 
     job: Job
     models: Models
-    texts: Mapping[CellKey, Sequence[PromptRecord]]  # the finished texts of each condition
-    _stored: dict[CellKey, Answers] = field(default_factory=dict)
+    texts: Mapping[PromptConditionKey, Sequence[PromptRecord]]  # the finished texts of each condition
+    _stored: dict[PromptConditionKey, Answers] = field(default_factory=dict)
 
-    def rewriters(self, cell: Cell, selected: Sequence[Intervention]) -> list[Intervention]:
+    def rewriters(self, condition: PromptCondition, selected: Sequence[Intervention]) -> list[Intervention]:
         """Those that change a prompt of the condition."""
-        template = cell.template.source
+        template = condition.template.source
         if template == "default":
             template = str(self.models.target.tokenizer.chat_template or "")
         elif template == "raw":
             template = ""
-        prompts = prompts_of(self.job, cell)
-        return [i for i in selected if i.rewrites(cell, prompts, template)]
+        prompts = prompts_of(self.job, condition)
+        return [i for i in selected if i.rewrites(condition, prompts, template)]
 
-    def answers(self, cell: Cell, rewriter: Intervention, prompt_ids: Collection[str]) -> Answers:
+    def answers(self, condition: PromptCondition, rewriter: Intervention, prompt_ids: Collection[str]) -> Answers:
         """Counts on those rewritten prompts that the job still has. What it measured itself is not written again."""
-        pairs = [rewriter.rewrite(cell, p) for p in prompts_of(self.job, cell) if p.prompt_id in prompt_ids]
+        pairs = [rewriter.rewrite(condition, p) for p in prompts_of(self.job, condition) if p.prompt_id in prompt_ids]
         if not pairs:
             return {}
-        new_cell, prompts = pairs[0][0], [p for _, p in pairs]
-        is_measured = new_cell in cells(self.job) and prompts == [
-            p for p in prompts_of(self.job, new_cell) if p.prompt_id in prompt_ids
+        new_condition, prompts = pairs[0][0], [p for _, p in pairs]
+        is_measured = new_condition in prompt_conditions(self.job) and prompts == [
+            p for p in prompts_of(self.job, new_condition) if p.prompt_id in prompt_ids
         ]
-        if is_measured and not rewriter.swaps_suffix and self.texts.get(new_cell.key):
-            return self.measured(new_cell.key)
-        return self._written(cell, new_cell, prompts, swaps_suffix=rewriter.swaps_suffix)
+        if is_measured and not rewriter.swaps_suffix and self.texts.get(new_condition.key):
+            return self.measured(new_condition.key)
+        return self._written(condition, new_condition, prompts, swaps_suffix=rewriter.swaps_suffix)
 
-    def measured(self, key: CellKey) -> Answers:
+    def measured(self, key: PromptConditionKey) -> Answers:
         """Counts on a condition's own texts; kept, since several conditions refer to one."""
         if key not in self._stored:
             records = self.texts[key]
@@ -71,18 +70,26 @@ class Rewriting:
             }
         return self._stored[key]
 
-    def _written(self, cell: Cell, new_cell: Cell, prompts: Sequence[PromptInput], *, swaps_suffix: bool) -> Answers:
+    def _written(
+        self,
+        condition: PromptCondition,
+        new_condition: PromptCondition,
+        prompts: Sequence[PromptInput],
+        *,
+        swaps_suffix: bool,
+    ) -> Answers:
         """Lets the target answer the rewritten prompts. `swaps_suffix`: only the last template tokens are new."""
-        num_context = cell.context_tokens
+        num_context = condition.context_tokens
         target = self.models.target
         document = insert_context(self.job.documents, num_context, target.tokenizer) if num_context else None
         if swaps_suffix:
             prompts = [
-                replace(p, messages=(), token_ids=swap_suffix(target, p, cell, new_cell, document)) for p in prompts
+                replace(p, messages=(), token_ids=swap_suffix(target, p, condition, new_condition, document))
+                for p in prompts
             ]
         job = replace(self.job, prompts=prompts)
         answers: Answers = {}
-        for batch, shared in texts_of(job, self.models, new_cell, document, lambda prompt_id: False):
+        for batch, shared in texts_of(job, self.models, new_condition, document, lambda prompt_id: False):
             for prompt, trace in batch:
                 for d in self.models.drafters:
                     cache = shared.slots.get(d.name)
@@ -92,10 +99,10 @@ class Rewriting:
 
 
 def swap_suffix(
-    target: Target, prompt: PromptInput, cell: Cell, reference: Cell, document: str | None
+    target: Target, prompt: PromptInput, condition: PromptCondition, reference: PromptCondition, document: str | None
 ) -> tuple[int, ...]:
     """The condition's prompt with the reference template's tokens behind the last turn."""
-    own, theirs = (render_or_take(target.tokenizer, prompt, c, document) for c in (cell, reference))
+    own, theirs = (render_or_take(target.tokenizer, prompt, c, document) for c in (condition, reference))
     begin = own.token_ids[: len(own.token_ids) - num_suffix_tokens(own.region)]
     tail = theirs.token_ids[len(theirs.token_ids) - num_suffix_tokens(theirs.region) :]
     return tuple(int(i) for i in np.concatenate([begin, tail]))

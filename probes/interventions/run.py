@@ -13,19 +13,19 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from probes.conditions import Cell, Job, Progress, cells, prompts_of
+from probes.conditions import Job, Progress, PromptCondition, prompt_conditions, prompts_of
 from probes.interventions.acceptance import Acceptance, Counts
 from probes.interventions.base import Intervention
 from probes.interventions.finished_text import DrafterVariants, FinishedText, Reader, Reading
 from probes.interventions.loading import target_facts
 from probes.interventions.reference import compare_states
 from probes.interventions.registry import BASELINE, select
-from probes.interventions.rewriting import CellKey, Rewriting
+from probes.interventions.rewriting import Rewriting
 from probes.job.loaded import Models
-from probes.record import InterventionCounts, PromptRecord, TargetStates
+from probes.record import InterventionCounts, PromptConditionKey, PromptRecord, TargetStates
 
-IsDone = Callable[[str, str, CellKey, str], bool]
-"""(intervention id, drafter, cell key, prompt id) -> counted already."""
+IsDone = Callable[[str, str, PromptConditionKey, str], bool]
+"""(intervention id, drafter, condition key, prompt id) -> counted already."""
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Interventions:
 
     job: Job
     models: Models
-    texts: Mapping[CellKey, Sequence[PromptRecord]]  # the finished texts of each condition
+    texts: Mapping[PromptConditionKey, Sequence[PromptRecord]]  # the finished texts of each condition
     write_counts: Callable[[InterventionCounts], None]
     write_states: Callable[[TargetStates], None] = lambda states: None
-    is_done: IsDone = lambda id, drafter, cell, prompt_id: False
+    is_done: IsDone = lambda id, drafter, condition, prompt_id: False
     on_progress: Callable[[Progress], None] = lambda progress: None
     notes: list[str] = field(default_factory=list)
 
@@ -55,30 +55,30 @@ class Interventions:
     def run(self) -> None:
         """Every selected intervention on every text, as far as it applies and is not counted already."""
         work = [
-            (cell, self.texts[cell.key], self.rewriting.rewriters(cell, self.selected))
-            for cell in cells(self.job)
-            if self.texts.get(cell.key)
+            (condition, self.texts[condition.key], self.rewriting.rewriters(condition, self.selected))
+            for condition in prompt_conditions(self.job)
+            if self.texts.get(condition.key)
         ]
         num_units = sum(len(records) * (1 + len(rewriters)) for _, records, rewriters in work)
-        for cell, records, rewriters in work:
+        for condition, records, rewriters in work:
 
-            def tell(num_done: int, cell: Cell = cell) -> None:
+            def tell(num_done: int, condition: PromptCondition = condition) -> None:
                 self._num_done += num_done
                 self.on_progress(
-                    Progress(num_done=self._num_done, num_units=num_units, condition=f"interventions: {cell}")
+                    Progress(num_done=self._num_done, num_units=num_units, condition=f"interventions: {condition}")
                 )
 
             tell(0)
-            baseline = self._on_texts(cell, records, tell)
+            baseline = self._on_texts(condition, records, tell)
             for rewriter in rewriters:
-                self._rewrite(cell, records, rewriter, baseline)
+                self._rewrite(condition, records, rewriter, baseline)
                 tell(len(records))
 
     def _on_texts(
-        self, cell: Cell, records: Sequence[PromptRecord], tell: Callable[[int], None]
+        self, condition: PromptCondition, records: Sequence[PromptRecord], tell: Callable[[int], None]
     ) -> dict[tuple[str, str], Acceptance]:
         """Those that keep the text -> the unchanged drafter's counts, (drafter, prompt)."""
-        todo = [r for r in records if any(self._left(d, cell, r) for d in self.drafters)]
+        todo = [r for r in records if any(self._left(d, condition, r) for d in self.drafters)]
         tell(len(records) - len(todo))
         baseline: dict[tuple[str, str], Acceptance] = {}
         if not todo:
@@ -93,25 +93,27 @@ class Interventions:
                     self.write_states(states)
             for drafter in self.drafters:
                 text = FinishedText(self.job, record, drafter, reader, trace, referred)
-                self._on_text(cell, text)
+                self._on_text(condition, text)
                 baseline[drafter.name, record.prompt_id] = text.baseline
             tell(1)
         return baseline
 
-    def _on_text(self, cell: Cell, text: FinishedText) -> None:
+    def _on_text(self, condition: PromptCondition, text: FinishedText) -> None:
         name, record = text.drafter.name, text.record
         self._write(record, name, BASELINE, BASELINE, text.baseline.beside(text.baseline))
-        left = [i for i in self._effect_on(text.drafter) if not self.is_done(i.id, name, cell.key, record.prompt_id)]
+        left = [
+            i for i in self._effect_on(text.drafter) if not self.is_done(i.id, name, condition.key, record.prompt_id)
+        ]
         for kind, these in groupby(left, key=lambda i: type(i)):
             for intervention, counts in kind.count_each(list(these), text):
                 self._write(record, name, intervention.id, intervention.kind, counts)
 
-    def _left(self, drafter: DrafterVariants, cell: Cell, record: PromptRecord) -> bool:
+    def _left(self, drafter: DrafterVariants, condition: PromptCondition, record: PromptRecord) -> bool:
         """Whether anything that keeps the text is still to be counted."""
         if (record.num_response_tokens or 0) < 2:
             return False
         ids = (BASELINE, *(i.id for i in self._effect_on(drafter)))
-        return any(not self.is_done(id, drafter.name, cell.key, record.prompt_id) for id in ids)
+        return any(not self.is_done(id, drafter.name, condition.key, record.prompt_id) for id in ids)
 
     def _effect_on(self, drafter: DrafterVariants) -> list[Intervention]:
         if drafter.name not in self._effective:
@@ -120,7 +122,7 @@ class Interventions:
 
     def _rewrite(
         self,
-        cell: Cell,
+        condition: PromptCondition,
         records: Sequence[PromptRecord],
         rewriter: Intervention,
         baseline: Mapping[tuple[str, str], Acceptance],
@@ -129,18 +131,18 @@ class Interventions:
         wanted = {
             r.prompt_id: r
             for r in records
-            if any(not self.is_done(rewriter.id, d.name, cell.key, r.prompt_id) for d in self.drafters)
+            if any(not self.is_done(rewriter.id, d.name, condition.key, r.prompt_id) for d in self.drafters)
         }
-        missing = wanted.keys() - {p.prompt_id for p in prompts_of(self.job, cell)}
+        missing = wanted.keys() - {p.prompt_id for p in prompts_of(self.job, condition)}
         if missing:
             self.notes.append(
-                f"{rewriter.id}: {len(missing)} prompts of {cell} are no longer in the plan's prompt file"
+                f"{rewriter.id}: {len(missing)} prompts of {condition} are no longer in the plan's prompt file"
             )
         if missing == wanted.keys():  # there is nothing to rewrite
             return
-        answers = self.rewriting.answers(cell, rewriter, wanted)
+        answers = self.rewriting.answers(condition, rewriter, wanted)
         if not all((d.name, id) in baseline for d in self.drafters for id in wanted):
-            baseline = {pair: result for pair, (result, _) in self.rewriting.measured(cell.key).items()}
+            baseline = {pair: result for pair, (result, _) in self.rewriting.measured(condition.key).items()}
         for (name, prompt_id), (result, response) in answers.items():
             if prompt_id in wanted and (name, prompt_id) in baseline:
                 counts = result.beside(baseline[name, prompt_id])
@@ -155,7 +157,7 @@ class Interventions:
         counts: Counts,
         response: np.ndarray | None = None,
     ) -> None:
-        if self.is_done(id, drafter, (record.system_prompt, record.template, record.context_tokens), record.prompt_id):
+        if self.is_done(id, drafter, record.condition, record.prompt_id):
             return
         self.write_counts(
             InterventionCounts(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from probes.checkpoint.spec import DrafterSpec
-from probes.conditions import Cell, PromptInput, SystemPrompt, Template
+from probes.conditions import PromptCondition, PromptInput, SystemPrompt, Template
 from probes.interventions.base import Intervention
 from probes.interventions.parts import TargetFacts
 
@@ -31,22 +31,22 @@ class ReferenceSystemPrompt(TextIntervention):
     id = "reference_system_prompt"
     changes = "replaces the system prompt by the target's default one"
 
-    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
-        return cell.system_prompt.name != "default" and cell.template.source != "raw" and _has_turns(prompts)
+    def rewrites(self, condition: PromptCondition, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        return condition.system_prompt.name != "default" and condition.template.source != "raw" and _has_turns(prompts)
 
-    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
-        return replace(cell, system_prompt=REFERENCE_SYSTEM_PROMPT), prompt
+    def rewrite(self, condition: PromptCondition, prompt: PromptInput) -> tuple[PromptCondition, PromptInput]:
+        return replace(condition, system_prompt=REFERENCE_SYSTEM_PROMPT), prompt
 
 
 class ReferenceTemplate(TextIntervention):
     id = "reference_template"
     changes = "renders the same turns with the target's own chat template"
 
-    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
-        return cell.template.source != "default" and _has_turns(prompts)
+    def rewrites(self, condition: PromptCondition, prompts: Sequence[PromptInput], template_text: str) -> bool:
+        return condition.template.source != "default" and _has_turns(prompts)
 
-    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
-        return replace(cell, template=REFERENCE_TEMPLATE), prompt
+    def rewrite(self, condition: PromptCondition, prompt: PromptInput) -> tuple[PromptCondition, PromptInput]:
+        return replace(condition, template=REFERENCE_TEMPLATE), prompt
 
 
 class ReferenceSuffix(ReferenceTemplate):
@@ -65,13 +65,13 @@ class Thinking(TextIntervention):
         self.id = f"thinking_{'on' if value else 'off'}"
         self.changes = f"renders with enable_thinking={value} in chat_template_kwargs"
 
-    def rewrites(self, cell: Cell, prompts: Sequence[PromptInput], template_text: str) -> bool:
+    def rewrites(self, condition: PromptCondition, prompts: Sequence[PromptInput], template_text: str) -> bool:
         is_other = any(p.chat_template_kwargs.get("enable_thinking") is not self.value for p in prompts)
         return "enable_thinking" in template_text and is_other and _has_turns(prompts)
 
-    def rewrite(self, cell: Cell, prompt: PromptInput) -> tuple[Cell, PromptInput]:
+    def rewrite(self, condition: PromptCondition, prompt: PromptInput) -> tuple[PromptCondition, PromptInput]:
         kwargs = {**prompt.chat_template_kwargs, "enable_thinking": self.value}
-        return cell, replace(prompt, chat_template_kwargs=kwargs)
+        return condition, replace(prompt, chat_template_kwargs=kwargs)
 
 
 def _has_turns(prompts: Sequence[PromptInput]) -> bool:

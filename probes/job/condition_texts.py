@@ -17,7 +17,7 @@ import torch
 from probes.chain.live import LiveOptions, LiveRounds, run_live_batch
 from probes.chain.step import SlotCache, prefill
 from probes.checkpoint.rope import LENGTH_DEPENDENT_ROPE
-from probes.conditions import Cell, Job, PromptInput, prompts_of
+from probes.conditions import Job, PromptCondition, PromptInput, prompts_of
 from probes.job.loaded import LoadedDrafter, Models
 from probes.prompt.rendering import Rendered
 from probes.prompt.under_condition import (
@@ -56,14 +56,14 @@ class Shared:
 
 
 def texts_of(
-    job: Job, models: Models, cell: Cell, document: str | None, is_measured: Callable[[str], bool]
+    job: Job, models: Models, condition: PromptCondition, document: str | None, is_measured: Callable[[str], bool]
 ) -> Iterator[tuple[list[tuple[PromptRecord, TargetTrace]], Shared]]:
     """Each batch of texts under this condition, with the prefix that all prompts share.
 
     Batches do not depend on what is measured already: a resumed run decodes the same batches, hence the same texts.
     """
-    target, prompts = models.target, prompts_of(job, cell)
-    rendered = {p.prompt_id: render_or_take(target.tokenizer, p, cell, document) for p in prompts}
+    target, prompts = models.target, prompts_of(job, condition)
+    rendered = {p.prompt_id: render_or_take(target.tokenizer, p, condition, document) for p in prompts}
     num_shared = shared_prefix_tokens([r.token_ids for r in rendered.values()])
     some = next(iter(rendered.values())).token_ids
     prefix = target.prefill(some[:num_shared])
@@ -97,18 +97,18 @@ def texts_of(
             )
         pairs = zip(batch, traces, strict=True)
         yield (
-            [(_prompt_record(p, cell, rendered[p.prompt_id], trace), trace) for p, trace in pairs],
+            [(_prompt_record(p, condition, rendered[p.prompt_id], trace), trace) for p, trace in pairs],
             replace(shared, rounds=rounds),
         )
     forced = [p for p in prompts if p.is_forced]
-    for texts, whole in _finished_texts(target, forced, cell, rendered, prefix, is_measured):
+    for texts, whole in _finished_texts(target, forced, condition, rendered, prefix, is_measured):
         yield texts, replace(shared, whole=whole)
 
 
 def _finished_texts(
     target: Target,
     prompts: Sequence[PromptInput],
-    cell: Cell,
+    condition: PromptCondition,
     rendered: Mapping[str, Rendered],
     prefix: Prefix,
     is_measured: Callable[[str], bool],
@@ -128,7 +128,7 @@ def _finished_texts(
         read = []
         for i, head in zip(group, heads, strict=True):
             trace = whole.beginning(len(head.token_ids), len(texts[i]))
-            read.append((_prompt_record(prompts[i], cell, head, trace), trace))
+            read.append((_prompt_record(prompts[i], condition, head, trace), trace))
         yield read, whole if len(group) > 1 else None
 
 
@@ -166,7 +166,7 @@ def _batches(
             yield group[begin : begin + size]
 
 
-def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: TargetTrace) -> PromptRecord:
+def _prompt_record(prompt: PromptInput, condition: PromptCondition, head: Rendered, trace: TargetTrace) -> PromptRecord:
     agreement, mean_logprob = float("nan"), float("nan")
     if trace.is_forced and trace.num_response_tokens:
         text = trace.token_ids[trace.num_prompt_tokens :]
@@ -174,7 +174,7 @@ def _prompt_record(prompt: PromptInput, cell: Cell, head: Rendered, trace: Targe
         mean_logprob = float(trace.choices.text_logprob.mean())
     return prompt_record(
         prompt,
-        cell,
+        condition,
         head,
         trace.token_ids.cpu().numpy(),
         num_response_tokens=trace.num_response_tokens,

@@ -12,13 +12,13 @@ from probes.attention.slots import text_regions
 from probes.chain.live import can_batch, record_live
 from probes.chain.lossless import compare_with_plain, judge
 from probes.chain.replay import replay
-from probes.conditions import Job, Progress, PromptInput, SelfCheck, cells, prompts_of
+from probes.conditions import Job, Progress, PromptInput, SelfCheck, prompt_conditions, prompts_of
 from probes.errors import InputError
 from probes.job.condition_texts import Shared, run_loop, sampler_of, slots_within, texts_of
 from probes.job.loaded import LoadedDrafter, Models
 from probes.prompt.rendering import insert_context
 from probes.prompt.under_condition import render_or_take, response_ids
-from probes.record import PromptRecord, Record
+from probes.record import PromptConditionKey, PromptRecord, Record
 from probes.target.attention import TargetMasses, target_masses
 from probes.target.model import Target
 from probes.target.trace import TargetTrace
@@ -31,32 +31,32 @@ def measure_conditions(
     models: Models,
     write_batch: Callable[[Record], None],
     *,
-    is_done: Callable[[str, tuple[str, str, int], str], bool] = lambda drafter, cell, prompt_id: False,
+    is_done: Callable[[str, PromptConditionKey, str], bool] = lambda drafter, condition, prompt_id: False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> SelfCheck:
     """Measures everything that is not done yet. Raises SelfCheckError when the numbers contradict themselves."""
     check = SelfCheck()
     measurement = _Measurement(job, models.target, write_batch, check)
-    num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(models.drafters)
+    num_units = sum(len(prompts_of(job, condition)) for condition in prompt_conditions(job)) * len(models.drafters)
     num_done = 0
     documents: dict[int, str | None] = {}
-    for cell in cells(job):
-        if cell.context_tokens not in documents:
-            documents[cell.context_tokens] = (
-                insert_context(job.documents, cell.context_tokens, models.target.tokenizer)
-                if cell.context_tokens
+    for condition in prompt_conditions(job):
+        if condition.context_tokens not in documents:
+            documents[condition.context_tokens] = (
+                insert_context(job.documents, condition.context_tokens, models.target.tokenizer)
+                if condition.context_tokens
                 else None
             )
 
-        def is_measured(prompt_id: str, key: tuple[str, str, int] = cell.key) -> bool:
+        def is_measured(prompt_id: str, key: PromptConditionKey = condition.key) -> bool:
             return all(is_done(d.name, key, prompt_id) for d in models.drafters)
 
-        on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
-        prompts = prompts_of(job, cell)
+        on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(condition)))
+        prompts = prompts_of(job, condition)
         if all(is_measured(p.prompt_id) for p in prompts):
             num_done += len(prompts) * len(models.drafters)
             continue
-        for batch, shared in texts_of(job, models, cell, documents[cell.context_tokens], is_measured):
+        for batch, shared in texts_of(job, models, condition, documents[condition.context_tokens], is_measured):
             for prompt, _ in batch:
                 write_batch(prompt)
             attention = {
@@ -65,12 +65,12 @@ def measure_conditions(
                 if job.engine == "replay" or trace.is_forced or shared.rounds  # else the loop's own text is looked at
             }
             for drafter in models.drafters:
-                todo = [(p, trace) for p, trace in batch if not is_done(drafter.name, cell.key, p.prompt_id)]
+                todo = [(p, trace) for p, trace in batch if not is_done(drafter.name, condition.key, p.prompt_id)]
                 num_done += len(batch) - len(todo)
                 for _ in measurement.measure(drafter, todo, shared, attention):
                     num_done += 1
-                    on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
-                on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(cell)))
+                    on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(condition)))
+                on_progress(Progress(num_done=num_done, num_units=num_units, condition=str(condition)))
     for drafter in models.drafters:
         check.notes += [f"{drafter.name}: {column} is null: {why}" for column, why in drafter.model.nulls.items()]
     judge(job, check)
@@ -86,9 +86,9 @@ def check_job(job: Job, models: Models) -> None:
             _check_token_ids(target, token_ids, prompt.prompt_id)
     num_context = max(job.context_tokens)
     document = insert_context(job.documents, num_context, target.tokenizer) if num_context else None
-    for cell in cells(job):
-        if cell.context_tokens == num_context:
-            prompts = prompts_of(job, cell)
+    for condition in prompt_conditions(job):
+        if condition.context_tokens == num_context:
+            prompts = prompts_of(job, condition)
             if job.draws_drafts and any(p.is_forced for p in prompts):
                 raise InputError(
                     "some prompts come with a response: which probabilistic drafts it would accept cannot be told",
@@ -100,13 +100,13 @@ def check_job(job: Job, models: Models) -> None:
             longest = max(range(len(prompts)), key=lambda i: lengths[i][0])
             longest_text = max(range(len(prompts)), key=lambda i: sum(lengths[i]))
             for prompt in (prompts[i] for i in {longest, longest_text}):
-                head = len(render_or_take(target.tokenizer, prompt, cell, document).token_ids)
+                head = len(render_or_take(target.tokenizer, prompt, condition, document).token_ids)
                 rest = (
                     len(response_ids(target.tokenizer, prompt))
                     if prompt.is_forced
                     else job.max_new_tokens + job.depth + 1
                 )
-                target.check_length(head + rest, f"condition {cell}, prompt {prompt.prompt_id}")
+                target.check_length(head + rest, f"condition {condition}, prompt {prompt.prompt_id}")
 
 
 def _check_token_ids(target: Target, token_ids: Sequence[int], prompt_id: str) -> None:

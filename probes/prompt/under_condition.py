@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from probes.attention.slots import text_regions
-from probes.conditions import Cell, PromptInput
+from probes.conditions import PromptCondition, PromptInput
 from probes.errors import InputError
 from probes.prompt.rendering import Rendered, render
 from probes.record import TEXT_REGIONS, PromptRecord
 
 
-def render_prompt(tokenizer: Any, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+def render_prompt(tokenizer: Any, prompt: PromptInput, condition: PromptCondition, document: str | None) -> Rendered:
     """The prompt under this condition, with regions. "none" means that no system text reaches the target: where the
     template would insert its own, an empty system turn is sent instead (and noted)."""
     messages = [dict(m) for m in prompt.messages]
-    if cell.system_prompt.text is not None:
-        messages = [{"role": "system", "content": cell.system_prompt.text}, *_without_system(messages)]
-    elif not cell.system_prompt.is_own:
+    if condition.system_prompt.text is not None:
+        messages = [{"role": "system", "content": condition.system_prompt.text}, *_without_system(messages)]
+    elif not condition.system_prompt.is_own:
         messages = _without_system(messages)
 
     def rendered(turns: list[dict[str, object]]) -> Rendered:
@@ -29,17 +29,21 @@ def render_prompt(tokenizer: Any, prompt: PromptInput, cell: Cell, document: str
             return render(
                 tokenizer,
                 turns,
-                template=cell.template.source,
+                template=condition.template.source,
                 context=document,
                 tools=list(prompt.tools) or None,
                 chat_template_kwargs=dict(prompt.chat_template_kwargs),
             )
         except InputError as error:
-            error.where = f"{error.where or 'prompt'}: condition {cell}, prompt {prompt.prompt_id}"
+            error.where = f"{error.where or 'prompt'}: condition {condition}, prompt {prompt.prompt_id}"
             raise
 
     result = rendered(messages)
-    if cell.system_prompt.name != "none" or cell.system_prompt.text is not None or not result.num_tokens("system"):
+    if (
+        condition.system_prompt.name != "none"
+        or condition.system_prompt.text is not None
+        or not result.num_tokens("system")
+    ):
         return result
     without = rendered([{"role": "system", "content": ""}, *messages])
     if without.num_tokens("system"):
@@ -53,7 +57,7 @@ def _without_system(messages: list[dict[str, object]]) -> list[dict[str, object]
     return [m for m in messages if m.get("role") not in ("system", "developer")]
 
 
-def render_or_take(tokenizer: Any, prompt: PromptInput, cell: Cell, document: str | None) -> Rendered:
+def render_or_take(tokenizer: Any, prompt: PromptInput, condition: PromptCondition, document: str | None) -> Rendered:
     """The prompt rendered, or what came rendered already."""
     if prompt.text is not None:
         taken = render(tokenizer, [{"role": "user", "content": prompt.text}], template="raw")
@@ -62,7 +66,7 @@ def render_or_take(tokenizer: Any, prompt: PromptInput, cell: Cell, document: st
         region = np.where(taken.region == user, np.uint8(unknown), taken.region)
         return replace(taken, region=region, notes=(note, *(n for n in taken.notes if not n.startswith("messages[0]"))))
     if prompt.token_ids is None:
-        return render_prompt(tokenizer, prompt, cell, document)
+        return render_prompt(tokenizer, prompt, condition, document)
     ids = np.asarray(prompt.token_ids, np.int32)
     return Rendered(
         token_ids=ids,
@@ -82,7 +86,7 @@ def response_ids(tokenizer: Any, prompt: PromptInput) -> Sequence[int]:
 
 def prompt_record(
     prompt: PromptInput,
-    cell: Cell,
+    condition: PromptCondition,
     head: Rendered,
     token_ids: np.ndarray,
     *,
@@ -95,9 +99,9 @@ def prompt_record(
     num_prompt_tokens = len(head.token_ids)
     return PromptRecord(
         prompt_id=prompt.prompt_id,
-        system_prompt=cell.system_prompt.name,
-        template=cell.template.name,
-        context_tokens=cell.context_tokens,
+        system_prompt=condition.system_prompt.name,
+        template=condition.template.name,
+        context_tokens=condition.context_tokens,
         category=prompt.category,
         messages=tuple(dict(m) for m in prompt.messages),
         token_ids=token_ids.astype(np.int32),

@@ -16,11 +16,11 @@ import torch
 from probes.checkpoint.read import read_spec
 from probes.checkpoint.spec import DrafterSpec, Finding
 from probes.checkpoint.tensors import load_tensors
-from probes.conditions import Cell, Job, Progress, PromptInput, SelfCheck, cells, prompts_of
+from probes.conditions import Job, Progress, PromptCondition, PromptInput, SelfCheck, prompt_conditions, prompts_of
 from probes.errors import InputError, SelfCheckError
 from probes.prompt.rendering import Rendered, insert_context
 from probes.prompt.under_condition import prompt_record, render_or_take
-from probes.record import ConditionKey, PromptRecord, Record, RoundBatch
+from probes.record import ConditionKey, PromptConditionKey, PromptRecord, Record, RoundBatch
 from probes.target.source import target_config, target_tokenizer
 from probes.vllm.engine import Counters, Engine, Text, TextRequest, engine
 from probes.vllm.recorder import RecorderStatus
@@ -84,7 +84,7 @@ def measure_through_vllm(
     *,
     level: str,
     options: Mapping[str, Any],
-    is_done: Callable[[str, tuple[str, str, int], str], bool] = lambda drafter, cell, prompt_id: False,
+    is_done: Callable[[str, PromptConditionKey, str], bool] = lambda drafter, condition, prompt_id: False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_status: Callable[[str], None] = lambda text: None,
     on_report: Callable[[EngineReport], None] = lambda report: None,
@@ -92,7 +92,7 @@ def measure_through_vllm(
     """Measures everything that is not done yet. Raises SelfCheckError when the engine's counts are not the recorder's."""
     work = _Work(job, models, write_batch, is_done, on_progress)
     for name, path in job.drafters.items():
-        if all(not work.prompts_left(name, cell) for cell in cells(job)):
+        if all(not work.prompts_left(name, condition) for condition in prompt_conditions(job)):
             work.skip(name)
             continue
         on_status(f"starting vLLM with {name}")
@@ -130,22 +130,24 @@ class _Work:
         job: Job,
         models: VllmModels,
         write_batch: Callable[[Record], None],
-        is_done: Callable[[str, tuple[str, str, int], str], bool],
+        is_done: Callable[[str, PromptConditionKey, str], bool],
         on_progress: Callable[[Progress], None],
     ) -> None:
         self.job, self.models, self.check = job, models, SelfCheck()
         self._write, self._is_done, self._on_progress = write_batch, is_done, on_progress
-        self._num_units = sum(len(prompts_of(job, cell)) for cell in cells(job)) * len(job.drafters)
+        self._num_units = sum(len(prompts_of(job, condition)) for condition in prompt_conditions(job)) * len(
+            job.drafters
+        )
         self._num_done = self._num_compared = self._num_equal = 0
         self._most_prompt_tokens = 0  # given to the engine at once
-        self._texts: dict[tuple[tuple[str, str, int], str], np.ndarray] = {}  # (cell, prompt) -> the stored tokens
+        self._texts: dict[tuple[PromptConditionKey, str], np.ndarray] = {}  # (condition, prompt) -> the stored tokens
         self._documents: dict[int, str | None] = {0: None}
 
-    def prompts_left(self, drafter: str, cell: Cell) -> list[PromptInput]:
-        return [p for p in prompts_of(self.job, cell) if not self._is_done(drafter, cell.key, p.prompt_id)]
+    def prompts_left(self, drafter: str, condition: PromptCondition) -> list[PromptInput]:
+        return [p for p in prompts_of(self.job, condition) if not self._is_done(drafter, condition.key, p.prompt_id)]
 
     def skip(self, drafter: str) -> None:
-        self._num_done += sum(len(prompts_of(self.job, cell)) for cell in cells(self.job))
+        self._num_done += sum(len(prompts_of(self.job, condition)) for condition in prompt_conditions(self.job))
 
     def say_texts(self) -> None:
         if self._num_compared:
@@ -166,25 +168,25 @@ class _Work:
     def measure(self, drafter: str, running: Engine) -> None:
         counted = running.counters()
         batches: list[RoundBatch] = []
-        for cell in cells(self.job):
+        for condition in prompt_conditions(self.job):
             self._on_progress(
-                Progress(num_done=self._num_done, num_units=self._num_units, condition=f"{drafter}: {cell}")
+                Progress(num_done=self._num_done, num_units=self._num_units, condition=f"{drafter}: {condition}")
             )
-            batches += self._measure_cell(drafter, cell, running)
-            self._num_done += len(prompts_of(self.job, cell))
+            batches += self._measure_condition(drafter, condition, running)
+            self._num_done += len(prompts_of(self.job, condition))
         cross_check(batches, running.counters() - counted, running, drafter)
 
-    def _measure_cell(self, drafter: str, cell: Cell, running: Engine) -> list[RoundBatch]:
+    def _measure_condition(self, drafter: str, condition: PromptCondition, running: Engine) -> list[RoundBatch]:
         job = self.job
-        prompts = self.prompts_left(drafter, cell)
-        rendered = [self._render(p, cell) for p in prompts]
+        prompts = self.prompts_left(drafter, condition)
+        rendered = [self._render(p, condition) for p in prompts]
         requests = [
-            TextRequest(key=f"{cell.key} {p.prompt_id}", token_ids=r.token_ids.tolist(), region=r.region)
+            TextRequest(key=f"{condition.key} {p.prompt_id}", token_ids=r.token_ids.tolist(), region=r.region)
             for p, r in zip(prompts, rendered, strict=True)
         ]
         if not requests:
             return []
-        self._check_lengths(requests, running, str(cell))
+        self._check_lengths(requests, running, str(condition))
         at_once = sorted((len(r.token_ids) for r in requests), reverse=True)[: job.batch_size]
         self._most_prompt_tokens = max(self._most_prompt_tokens, sum(at_once))
         texts = running.generate(
@@ -194,28 +196,28 @@ class _Work:
         )
         batches = []
         for prompt, given, text in zip(prompts, rendered, texts, strict=True):
-            batch = self._record(drafter, cell, prompt, given, text)
+            batch = self._record(drafter, condition, prompt, given, text)
             if batch is not None:
                 batches.append(batch)
         return batches
 
     def _record(
-        self, drafter: str, cell: Cell, prompt: PromptInput, rendered: Rendered, text: Text
+        self, drafter: str, condition: PromptCondition, prompt: PromptInput, rendered: Rendered, text: Text
     ) -> RoundBatch | None:
         record = prompt_record(
             prompt,
-            cell,
+            condition,
             rendered,
             np.concatenate([rendered.token_ids, np.asarray(text.token_ids, np.int32)]),
             num_response_tokens=len(text.token_ids),
             finish_reason=text.finish_reason,
         )
-        is_stored = self._store(record, cell)
+        is_stored = self._store(record, condition)
         if text.rounds is None:
             raise SelfCheckError(
                 "the recorder has nothing of this request",
                 code="not_recorded",
-                where=f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}",
+                where=f"drafter {drafter}, {condition}, prompt {prompt.prompt_id}",
                 remedy="see what the recorder says in the log; run with --engine live to do without vLLM",
             )
         if len(text.token_ids) < 2:
@@ -224,7 +226,7 @@ class _Work:
         spec, d2t = self.models.specs[drafter], self.models.d2t[drafter]
         batch = round_batch(
             text.rounds,
-            ConditionKey(drafter, *cell.key),
+            ConditionKey(drafter, *condition.key),
             prompt.prompt_id,
             num_tokens=len(record.token_ids),
             in_draft_vocab=vocabulary(
@@ -232,14 +234,14 @@ class _Work:
             ),
             norm_output=spec.norm_output,
         )
-        _compare_steps(batch, text, f"drafter {drafter}, {cell}, prompt {prompt.prompt_id}")
+        _compare_steps(batch, text, f"drafter {drafter}, {condition}, prompt {prompt.prompt_id}")
         # the identity of a walk and its response holds only beside the stored text
         self._write(batch if is_stored else replace(batch, num_trimmed_tokens=None))
         return batch
 
-    def _store(self, record: PromptRecord, cell: Cell) -> bool:
+    def _store(self, record: PromptRecord, condition: PromptCondition) -> bool:
         """Stores the first drafter's text -> whether this text is the stored one, for all that is known."""
-        key = (cell.key, record.prompt_id)
+        key = (condition.key, record.prompt_id)
         if any(self._is_done(drafter, *key) for drafter in self.job.drafters):
             return False  # stored before this process began
         if key not in self._texts:
@@ -251,11 +253,11 @@ class _Work:
         self._num_equal += is_same
         return is_same
 
-    def _render(self, prompt: PromptInput, cell: Cell) -> Rendered:
-        length = cell.context_tokens
+    def _render(self, prompt: PromptInput, condition: PromptCondition) -> Rendered:
+        length = condition.context_tokens
         if length not in self._documents:
             self._documents[length] = insert_context(self.job.documents, length, self.models.tokenizer)
-        return render_or_take(self.models.tokenizer, prompt, cell, self._documents[length])
+        return render_or_take(self.models.tokenizer, prompt, condition, self._documents[length])
 
     def _check_lengths(self, requests: Sequence[TextRequest], running: Engine, where: str) -> None:
         limit = int(running.llm.model_config.max_model_len)

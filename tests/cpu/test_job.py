@@ -111,7 +111,9 @@ def test_batch_size_and_resuming_change_no_number(job: Job, models: Models) -> N
     whole = batches(run(job, models)[0])
     single = batches(run(replace(job, batch_size=1), models)[0])
     done = {key for i, key in enumerate(whole) if i % 3 == 0}
-    records, _ = run(job, models, is_done=lambda drafter, cell, prompt: (drafter, cell[0], cell[2], prompt) in done)
+    records, _ = run(
+        job, models, is_done=lambda drafter, condition, prompt: (drafter, condition[0], condition[2], prompt) in done
+    )
     rest = batches(records)
     assert rest.keys() == whole.keys() - done
     for key, batch in whole.items():
@@ -135,11 +137,11 @@ def test_a_response_in_the_prompt_is_forced(job: Job, models: Models) -> None:
 
 
 def test_none_sends_an_empty_system_turn_where_the_template_has_a_default(job: Job, models: Models) -> None:
-    from probes.conditions import Cell
+    from probes.conditions import PromptCondition
 
     def regions(name: str) -> tuple[int, tuple[str, ...]]:
-        cell = Cell(SystemPrompt(name=name), Template(name="t", source=SMOLLM2), 0)
-        rendered = render_prompt(models.target.tokenizer, job.prompts[0], cell, None)
+        condition = PromptCondition(SystemPrompt(name=name), Template(name="t", source=SMOLLM2), 0)
+        rendered = render_prompt(models.target.tokenizer, job.prompts[0], condition, None)
         return rendered.num_tokens("system"), rendered.notes
 
     assert regions("default")[0] > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from driftscope.plan import make_plan
-from probes.conditions import Cell, Job, PromptInput, SystemPrompt, Template, cells
+from probes.conditions import Job, PromptCondition, PromptInput, SystemPrompt, Template, prompt_conditions
 from probes.errors import InputError
 from probes.job.loaded import Models, load_models
 from probes.job.measure_job import check_job, measure_conditions
@@ -19,7 +19,7 @@ from probes.record import TEXT_REGIONS, PromptRecord, Record
 from tests.tiny_models import VOCAB_SIZE, matched_drafter, tiny_target
 from training.write_checkpoint import write_checkpoint
 
-RAW = Cell(SystemPrompt(name="prompt"), Template(name="raw", source="raw"), 0)
+RAW = PromptCondition(SystemPrompt(name="prompt"), Template(name="raw", source="raw"), 0)
 UNKNOWN = TEXT_REGIONS.index("unknown")
 
 
@@ -121,7 +121,7 @@ def test_prompts_are_measured_under_the_name_of_their_own_system_prompt(job: Job
     assert {key: bool((r.region == system).any()) for key, r in records.items()} == {
         key: key[0] != "none" for key in records
     }
-    assert len(cells(named)) == 4
+    assert len(prompt_conditions(named)) == 4
 
 
 def test_a_log_becomes_a_run_with_a_condition_for_each_release(job: Job, tmp_path: Path) -> None:

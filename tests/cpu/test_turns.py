@@ -238,7 +238,7 @@ def test_a_rope_that_depends_on_the_length_has_its_turns_read_alone(
 def test_a_resumed_run_measures_what_is_missing(job: Job, models: Models) -> None:
     whole = run(job, models)[1]
     done = {("eagle3", "c/turn1"), ("eagle3", "c/turn3"), ("eagle3.1", "c/turn2")}
-    _, rest = run(job, models, is_done=lambda drafter, cell, prompt_id: (drafter, prompt_id) in done)
+    _, rest = run(job, models, is_done=lambda drafter, condition, prompt_id: (drafter, prompt_id) in done)
     assert rest.keys() == whole.keys() - done
     for key, batch in rest.items():
         assert_same_rounds(batch, whole[key], atol=0, mass_atol=0)
