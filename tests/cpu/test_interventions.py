@@ -282,7 +282,7 @@ def measured(job: Job, models: Models) -> tuple[dict[Any, list[PromptRecord]], l
     texts = defaultdict(list)
     for r in records:
         if isinstance(r, PromptRecord):
-            texts[r.system_prompt, r.template, r.context_tokens].append(r)
+            texts[r.condition].append(r)
     return texts, [r for r in records if isinstance(r, RoundBatch)]
 
 
