@@ -46,10 +46,9 @@ def _judged(scope: Scope) -> list[Judged]:
         except (DriftscopeError, OSError) as error:
             st.caption(f"No verdicts for {plain(run.ref.name)}: {plain(str(error))}")
             continue
-        of_key = {(d.drafter, d.system_prompt, d.template, d.context_tokens): d for d in diagnosis.conditions}
+        of_key = {d.key: d for d in diagnosis.conditions}
         for condition in scope.conditions:
-            s = condition.summary
-            found = of_key.get((s.drafter, s.system_prompt, s.template, s.context_tokens))
+            found = of_key.get(condition.summary.key)
             if condition.run is run and found is not None:
                 judged.append((condition, found))
     return judged
