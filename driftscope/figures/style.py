@@ -7,7 +7,7 @@ least 3:1 against white and against the app's dark background (tested).
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 COLORS = ("#2B7BBA", "#D55E00", "#0B9A6D", "#A45BB5", "#A67C00", "#D14D8B", "#3C8F9E", "#7D7D7D")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
@@ -74,6 +74,11 @@ def series_style(drafter: int, variant: int = 0) -> SeriesStyle:
         marker=MARKERS[drafter % len(MARKERS)],
         is_open=variant % 2 == 1,
     )
+
+
+def patterned(color: str, pattern: str, size: int = 6) -> dict[str, Any]:
+    """The marker of a bar that is told apart by its pattern too."""
+    return {"color": color, "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": size}}
 
 
 def translucent(color: str, alpha: float) -> str:
