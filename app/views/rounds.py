@@ -119,7 +119,7 @@ def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
 
 def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -> int:
     """Draws the text and returns the index of the chosen round."""
-    chosen = _chosen_round(rounds.num_rows)
+    chosen: int = min(max(_number("round") or 1, 1), rounds.num_rows) - 1
     if not is_walk(rounds):
         _jump_to_worst(rounds, words)
         st.caption("The source does not tell the order of these rounds: there is no text to lay them out on.")
@@ -201,10 +201,6 @@ def _number(name: str) -> int | None:
     """A whole number from the URL."""
     text = address.get(name) or ""
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _chosen_round(num_rounds: int) -> int:
-    return min(max(_number("round") or 1, 1), num_rounds) - 1
 
 
 def _choose(index: int) -> None:

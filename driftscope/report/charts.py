@@ -11,7 +11,6 @@ from driftscope.figures import (
     Cell,
     Curve,
     Estimate,
-    Losses,
     Pair,
     Point,
     RegionMasses,
@@ -27,7 +26,7 @@ from driftscope.figures import (
 )
 from driftscope.quantities import DEPTH_CHARTS, QUANTITIES
 from driftscope.report.contents import Condition, Contents
-from driftscope.report.estimates import tokens_of
+from driftscope.report.estimates import losses_of, tokens_of
 from driftscope.report.heads import head_means
 from driftscope.report.pairs import SeriesComparison
 from driftscope.stats.intervals import ratio_intervals
@@ -119,11 +118,7 @@ def loss_charts(contents: Contents) -> list[Chart]:
     charts = []
     for place in contents.places:
         losses = [
-            Losses(
-                label=c.series,
-                tokens_per_round=len(c.summary.acceptance_marginal) + 1 - sum(c.diagnosis.waterfall.values()),
-                parts=c.diagnosis.waterfall,
-            )
+            losses_of(c.series, c.summary, c.diagnosis.waterfall)
             for c in contents.at(place)
             if c.diagnosis and c.diagnosis.waterfall
         ]
