@@ -6,6 +6,8 @@ least 3:1 against white and against the app's dark background (tested).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -74,6 +76,16 @@ def series_style(drafter: int, variant: int = 0) -> SeriesStyle:
         marker=MARKERS[drafter % len(MARKERS)],
         is_open=variant % 2 == 1,
     )
+
+
+def variants_of(drafters: Iterable[object]) -> list[int]:
+    """Each series' drafter -> 0, 1, ..: which of the series of its drafter it is, for a dash of its own."""
+    seen: Counter[object] = Counter()
+    variants = []
+    for drafter in drafters:
+        variants.append(seen[drafter])
+        seen[drafter] += 1
+    return variants
 
 
 def patterned(color: str, pattern: str, size: int = 6) -> dict[str, Any]:
