@@ -22,10 +22,6 @@ PATH = "path"
 """Marks an option that holds paths: those in a plan file are relative to it."""
 
 
-def _split(value: object) -> object:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
 def _named(*built_in: str) -> BeforeValidator:
     """NAME=PATH texts or a table -> name -> path; a built-in name may stand alone, its path is None."""
     known = f", or one of {', '.join(built_in)}" if built_in else ""
@@ -50,7 +46,7 @@ def _named(*built_in: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-COMMAS = BeforeValidator(_split)
+COMMAS = BeforeValidator(lambda value: [part.strip() for part in value.split(",")] if isinstance(value, str) else value)
 """Marks a list that can be written as one text, `0,1024`."""
 
 Positive = Annotated[int, Field(ge=1)]

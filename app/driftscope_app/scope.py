@@ -42,8 +42,7 @@ class Condition:
     @property
     def key(self) -> str:
         """Names it in a chart's clicks."""
-        s = self.summary
-        return json.dumps([self.run.ref.name, s.drafter, s.system_prompt, s.template, s.context_tokens])
+        return json.dumps([self.run.ref.name, *self.summary.key])
 
     def tokens(self, basis: str) -> TokensPerRound | None:
         """`basis`: walk or dense."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import streamlit as st
 
 from driftscope.diagnosis.diagnosis import ConditionDiagnosis, Verdict, VerdictId
-from driftscope.figures import Estimate, Losses, Point, condition_dots, loss_bars
-from driftscope.report.glossary import VERDICTS
+from driftscope.figures import Estimate, Point, condition_dots, loss_bars
+from driftscope.report.estimates import losses_of
+from driftscope.report.verdicts import verdict_group
 from driftscope.stats.thresholds import COUNTED_MIN_GAIN_TOKENS
 from driftscope_app import address, aggregates, chart, interventions
 from driftscope_app.scope import Condition, Scope
@@ -24,15 +25,15 @@ def show(scope: Scope) -> None:
     if not judged:
         return
     st.header("Verdicts", anchor=False)
-    groups: dict[tuple[VerdictId, str, str], list[tuple[Condition, Verdict]]] = {}
+    groups: dict[tuple[VerdictId, str, str], list[tuple[str, Verdict]]] = {}
     for condition, diagnosis in judged:
         for verdict in diagnosis.verdicts:
             key = (verdict.id, scope.series(condition), verdict.confidence)
-            groups.setdefault(key, []).append((condition, verdict))
+            groups.setdefault(key, []).append((scope.place(condition), verdict))
     counts = {name: sum(scope.series(c) == name for c, _ in judged) for name in scope.all_series()}
     order = sorted(groups, key=lambda key: (key[0] is VerdictId.healthy, -len(groups[key])))
     for key in order:
-        _group(scope, key, groups[key], counts[key[1]])
+        _group(key, groups[key], counts[key[1]])
     _not_judged([diagnosis for _, diagnosis in judged])
     interventions.show(scope)
     _evidence(scope, judged)
@@ -46,35 +47,26 @@ def _judged(scope: Scope) -> list[Judged]:
         except (DriftscopeError, OSError) as error:
             st.caption(f"No verdicts for {plain(run.ref.name)}: {plain(str(error))}")
             continue
-        of_key = {(d.drafter, d.system_prompt, d.template, d.context_tokens): d for d in diagnosis.conditions}
+        of_key = {d.key: d for d in diagnosis.conditions}
         for condition in scope.conditions:
-            s = condition.summary
-            found = of_key.get((s.drafter, s.system_prompt, s.template, s.context_tokens))
+            found = of_key.get(condition.summary.key)
             if condition.run is run and found is not None:
                 judged.append((condition, found))
     return judged
 
 
-def _group(
-    scope: Scope, key: tuple[VerdictId, str, str], members: Sequence[tuple[Condition, Verdict]], num_conditions: int
-) -> None:
-    verdict_id, series, confidence = key
-    places = [scope.place(condition) for condition, _ in members]
-    where = (
-        "in every condition" if len(members) == num_conditions else f"in {len(members)} of {num_conditions} conditions"
-    )
-    name = verdict_id.value.replace("_", " ")
-    lines = [f"**{plain(series)}: {name}** {where} ({confidence} confidence). {VERDICTS[verdict_id]}"]
-    if verdict_id is VerdictId.healthy:
+def _group(key: tuple[VerdictId, str, str], members: Sequence[tuple[str, Verdict]], num_conditions: int) -> None:
+    group = verdict_group(key, members, num_conditions)
+    lines = [f"**{plain(group.series)}: {group.name}** {group.where} ({group.confidence} confidence). {group.meaning}"]
+    if group.kind == "good":
         st.success("  \n".join(lines), icon=":material/check_circle:")
         return
-    if len(members) < num_conditions:
-        shown = ", ".join(places[:6]) + (f" and {len(places) - 6} more" if len(places) > 6 else "")
-        lines.append(f"Where: {plain(shown)}")
-    _, first = members[0]
-    lines += [f"{plain(places[0])}: {plain(e.statement)}" for e in first.evidence[:2]]
-    lines.append(f"**What to do:** {plain(first.remedy)}")
-    box = st.info if verdict_id in (VerdictId.not_enough_data, VerdictId.degenerate_text) else st.warning
+    if group.places:
+        lines.append(f"Where: {plain(group.places)}")
+    place, first = members[0]
+    lines += [f"{plain(place)}: {plain(e.statement)}" for e in first.evidence[:2]]
+    lines.append(f"**What to do:** {plain(group.remedy)}")
+    box = st.info if group.kind == "note" else st.warning
     box("  \n".join(lines), icon=":material/report:")
 
 
@@ -101,7 +93,7 @@ def _evidence(scope: Scope, judged: Sequence[Judged]) -> None:
         default=faulty[0] if faulty else places[0],
     )
     shown = [(condition, diagnosis) for condition, diagnosis in judged if scope.place(condition) == place]
-    losses = [_closed(c, d, scope) for c, d in shown if d.waterfall]
+    losses = [losses_of(scope.series(c), c.summary, d.waterfall) for c, d in shown if d.waterfall]
     if losses:
         st.markdown("**Where the tokens of a round are lost** (walk)")
         chart.show(loss_bars(losses), "losses")
@@ -148,10 +140,3 @@ def _gains(scope: Scope, shown: Sequence[Judged]) -> None:
         f"Over the dense rounds. Gains that count: {plain(', '.join(counted)) or 'none'}. One counts when it is a repair, "
         f"at least {COUNTED_MIN_GAIN_TOKENS:g}, and its interval lies above 0 after correction for how many were tried."
     )
-
-
-def _closed(condition: Condition, diagnosis: ConditionDiagnosis, scope: Scope) -> Losses:
-    """The parts add up to K + 1 - tokens_per_round of the same rounds."""
-    num_depths = len(condition.summary.acceptance_marginal)
-    parts = diagnosis.waterfall
-    return Losses(label=scope.series(condition), tokens_per_round=num_depths + 1 - sum(parts.values()), parts=parts)

@@ -7,6 +7,7 @@ from driftscope_app import address, chart, page
 from driftscope_app.scope import Condition, Scope
 
 from driftscope.figures import Curve, Estimate, curve_figure, series_style
+from driftscope.figures.style import variants_of
 from driftscope.quantities import OVER_DEPTH, QUANTITIES, DepthQuantity
 
 Series = tuple[str, list[Condition], int]  # label, conditions by context length, variant
@@ -48,11 +49,9 @@ def main() -> None:
     for condition in scope.conditions:
         if scope.row(condition) in wanted:
             groups.setdefault((scope.series(condition), scope.row(condition)), []).append(condition)
-    seen: dict[str, int] = {}
     series = []
-    for (name, row), members in groups.items():
-        drafter = members[0].summary.drafter
-        variant = seen[drafter] = seen.get(drafter, -1) + 1
+    variants = variants_of(members[0].summary.drafter for members in groups.values())
+    for ((name, row), members), variant in zip(groups.items(), variants, strict=True):
         label = f"{name}, {row}" if len(wanted) > 1 else name
         series.append((label, sorted(members, key=lambda c: c.summary.context_tokens), variant))
     chart.legend([(label, series_style(scope.drafter_index(m[0].summary.drafter), v)) for label, m, v in series])

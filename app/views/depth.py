@@ -7,6 +7,7 @@ from driftscope_app import address, chart, page
 from driftscope_app.scope import Condition, Scope
 
 from driftscope.figures import Curve, curve_figure, series_style
+from driftscope.figures.style import variants_of
 from driftscope.quantities import DEPTH_CHARTS, DepthQuantity
 
 
@@ -20,7 +21,8 @@ def main() -> None:
     places = list(dict.fromkeys(scope.place(c) for c in scope.conditions))
     wanted = address.pick_a_few("place", "Conditions (system prompt · context tokens)", places)
     drawn = [c for c in scope.conditions if scope.place(c) in wanted]
-    variants = _variants(scope, drawn)
+    dashes = variants_of(c.summary.drafter for c in drawn)
+    variants = {c.key: dash for c, dash in zip(drawn, dashes, strict=True)}
     has_many_places = len(wanted) > 1
     labels = {c.key: scope.series(c) + (f", {scope.place(c)}" if has_many_places else "") for c in drawn}
     chart.legend(
@@ -38,17 +40,6 @@ def main() -> None:
                 with column:
                     _chart(drawn, labels, variants, scope, quantity)
     _table(drawn, labels)
-
-
-def _variants(scope: Scope, drawn: list[Condition]) -> dict[str, int]:
-    """Each series that shares its drafter's colour gets a dash of its own."""
-    count: dict[str, int] = {}
-    variants = {}
-    for condition in drawn:
-        drafter = condition.summary.drafter
-        variants[condition.key] = count.get(drafter, 0)
-        count[drafter] = count.get(drafter, 0) + 1
-    return variants
 
 
 def _chart(

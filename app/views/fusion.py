@@ -10,6 +10,7 @@ from driftscope_app.text import plain
 
 from driftscope.figures import Estimate, Share, fusion_bars
 from driftscope.quantities import QUANTITIES
+from driftscope.runs.schema import CONDITION
 from driftscope.stats.intervals import ratio_intervals
 
 COLUMNS = ("fusion_share", "fusion_energy", "aux_norm")
@@ -75,12 +76,7 @@ def main() -> None:
 def _shares(scope: Scope, condition: Condition, column: str, variant: int) -> list[Share]:
     s, ref = condition.summary, condition.run.ref
     table = aggregates.aux_sums(ref.path, ref.version, column)
-    key = (s.drafter, s.system_prompt, s.template, s.context_tokens)
-    rows = [
-        row
-        for row in table.to_pylist()
-        if (row["drafter"], row["system_prompt"], row["template"], row["context_tokens"]) == key
-    ]
+    rows = [row for row in table.to_pylist() if tuple(row[name] for name in CONDITION) == s.key]
     prompts = sorted({row["prompt_id"] for row in rows})
     num_parts = max((row["position"] for row in rows), default=0)
     total = np.zeros((num_parts, len(prompts)))

@@ -13,6 +13,8 @@ from driftscope_app.text import plain, shortened
 from driftscope_app.token_view import token_view
 from driftscope_app.tokens import KINDS, Vocabulary, find_all, is_walk, token_fates, vocabulary
 
+from driftscope.runs.schema import CONDITION
+
 TOKENS_PER_PAGE = 800
 MAX_DRAWN_TOKENS = 2_000_000
 NUM_WORST = 30
@@ -41,10 +43,8 @@ def main() -> None:
         st.session_state.pop("jump", None)
         address.put(round=None, token=None)
     s, ref = condition.summary, condition.run.ref
-    prompt = aggregates.prompt_row(ref.path, ref.version, (s.system_prompt, s.template, s.context_tokens, prompt_id))
-    rounds = aggregates.walk_rounds(
-        ref.path, ref.version, (s.drafter, s.system_prompt, s.template, s.context_tokens, prompt_id)
-    )
+    prompt = aggregates.prompt_row(ref.path, ref.version, (*s.key.without_drafter, prompt_id))
+    rounds = aggregates.walk_rounds(ref.path, ref.version, (*s.key, prompt_id))
     words = vocabulary(condition.run.info)
     if words.tokenizer is None:
         st.caption(f"Token ids are shown instead of text: {plain(words.reason)}.")
@@ -74,12 +74,7 @@ def _pick_conversation(scope: Scope) -> tuple[Condition, str | None]:
         condition = by_key[key]
         s, ref = condition.summary, condition.run.ref
         sums = aggregates.prompt_sums(ref.path, ref.version)
-        own = [
-            row
-            for row in sums.to_pylist()
-            if (row["drafter"], row["system_prompt"], row["template"], row["context_tokens"])
-            == (s.drafter, s.system_prompt, s.template, s.context_tokens)
-        ]
+        own = [row for row in sums.to_pylist() if tuple(row[name] for name in CONDITION) == s.key]
         own.sort(key=lambda row: row["num_walk_tokens"] / row["num_walk_rounds"] if row["num_walk_rounds"] else 0.0)
         labels = {row["prompt_id"]: _conversation_label(row) for row in own}
         prompt_id = address.pick_one(
@@ -124,7 +119,7 @@ def _facts(prompt: dict[str, Any], rounds: pa.Table) -> None:
 
 def _conversation(prompt: dict[str, Any], rounds: pa.Table, words: Vocabulary) -> int:
     """Draws the text and returns the index of the chosen round."""
-    chosen = _chosen_round(rounds.num_rows)
+    chosen: int = min(max(_number("round") or 1, 1), rounds.num_rows) - 1
     if not is_walk(rounds):
         _jump_to_worst(rounds, words)
         st.caption("The source does not tell the order of these rounds: there is no text to lay them out on.")
@@ -206,10 +201,6 @@ def _number(name: str) -> int | None:
     """A whole number from the URL."""
     text = address.get(name) or ""
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _chosen_round(num_rounds: int) -> int:
-    return min(max(_number("round") or 1, 1), num_rounds) - 1
 
 
 def _choose(index: int) -> None:

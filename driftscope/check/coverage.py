@@ -53,7 +53,10 @@ def measure_coverage(pair: Pair, path: Path, *, format: str | None = None) -> tu
             where=pair.where,
             remedy="Add `vocab_size` to config.json",
         )
-    draft_vocab_size = len(reached) if reached is not None else _unmapped_size(pair, vocab_size)
+    if reached is not None:
+        draft_vocab_size = len(reached)
+    else:  # without d2t engines draft the first ids; all of them for a full vocabulary
+        draft_vocab_size = pair.spec.draft_vocab_size if pair.spec is not None else vocab_size
     counts = _Counts()
     for prompt in prompts.prompts:
         _count(counts, prompt, tokenizer, reached, draft_vocab_size)
@@ -69,11 +72,6 @@ def measure_coverage(pair: Pair, path: Path, *, format: str | None = None) -> tu
         notes=tuple(_notes(prompts, counts)),
     )
     return coverage, counts.longest_tokens
-
-
-def _unmapped_size(pair: Pair, vocab_size: int) -> int:
-    """Without d2t engines draft the first ids; all of them for a full vocabulary."""
-    return pair.spec.draft_vocab_size if pair.spec is not None else vocab_size
 
 
 def _tokenizer(pair: Pair) -> Any:

@@ -37,7 +37,8 @@ ENGINE_CHECKS = {
 @cache
 def all_checks() -> tuple[Check, ...]:
     """Every check, by id."""
-    checks = sorted((check for module in MODULES for check in module.CHECKS), key=lambda check: check.id)
+    found = [value for module in MODULES for value in vars(module).values() if isinstance(value, Check)]
+    checks = sorted(found, key=lambda check: check.id)
     for key in ("id", "name"):
         values = [getattr(check, key) for check in checks]
         assert len(set(values)) == len(values), f"two checks have one {key}"

@@ -95,19 +95,8 @@ def _target_summary(pair: Pair) -> TargetSummary:
 
 
 def _drafter_summary(pair: Pair) -> DrafterSummary:
-    spec = pair.spec
-    if spec is None:
-        return DrafterSummary(
-            name=pair.drafter_name, producer=None, kind=None, family=None, num_layers=None, draft_vocab_size=None
-        )
-    return DrafterSummary(
-        name=pair.drafter_name,
-        producer=spec.producer,
-        kind=spec.kind,
-        family=spec.family,
-        num_layers=spec.num_layers,
-        draft_vocab_size=spec.draft_vocab_size,
-    )
+    said = ("producer", "kind", "family", "num_layers", "draft_vocab_size")
+    return DrafterSummary(name=pair.drafter_name, **{name: getattr(pair.spec, name, None) for name in said})
 
 
 def _not_checked(pair: Pair) -> Iterator[str]:

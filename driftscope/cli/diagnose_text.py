@@ -60,9 +60,9 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
         parts = sorted(condition.waterfall.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{LOSS_NAMES[name]} {value:.2f}" for name, value in parts if value)
         out.print(f"  tokens of an average walk round: {listed or 'none lost'}", markup=False)
-    tried = _tried(condition)
+    tried = [f"{i.id} {i.gain:+.2f}{'*' if i.is_counted else ''}" for i in _tried(condition)]
     if tried:
-        out.print("  tried: " + ", ".join(_gain(i) for i in tried), markup=False)
+        out.print("  tried: " + ", ".join(tried), markup=False)
     paths = [i for i in condition.interventions if i.kind == "path" and i.gain is not None]
     if paths:
         out.print("  paths, drafts per start: " + ", ".join(f"{i.id} {i.gain:+.3f}" for i in paths), markup=False)
@@ -71,7 +71,3 @@ def _print_condition(out: Console, condition: ConditionDiagnosis) -> None:
 def _tried(condition: ConditionDiagnosis) -> list[InterventionResult]:
     """The interventions that are printed, the largest gain first."""
     return [i for i in condition.interventions if i.kind != "path" and i.gain is not None][:MOST_INTERVENTIONS]
-
-
-def _gain(result: InterventionResult) -> str:
-    return f"{result.id} {result.gain:+.2f}{'*' if result.is_counted else ''}"

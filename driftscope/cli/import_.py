@@ -57,16 +57,7 @@ def import_(
     notes = store_run(found, path, options, overwrite=overwrite)
     run = read_run(path)
     if json:
-        counts = run.info.counts
-        stored = MeasuredRun(
-            path=str(path),
-            status=run.status.value,
-            engine=run.info.engine,
-            num_prompts=counts.num_prompts,
-            num_rounds=counts.num_rounds,
-            num_depth_rows=counts.num_depth_rows,
-        )
-        print_json(ImportOutput(run=stored, source=found.source, notes=notes))
+        print_json(ImportOutput(run=MeasuredRun.of(run), source=found.source, notes=notes))
         return
     from driftscope.cli.show_text import print_summary
     from driftscope.summary import summarise

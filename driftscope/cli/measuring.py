@@ -34,6 +34,19 @@ class MeasuredRun(BaseModel):
     num_rounds: int
     num_depth_rows: int
 
+    @classmethod
+    def of(cls, run: Run) -> MeasuredRun:
+        """As run.json says."""
+        counts = run.info.counts
+        return cls(
+            path=str(run.path),
+            status=run.status.value,
+            engine=run.info.engine,
+            num_prompts=counts.num_prompts,
+            num_rounds=counts.num_rounds,
+            num_depth_rows=counts.num_depth_rows,
+        )
+
 
 class MeasureOutput(BaseModel):
     """`probe --json` and `demo --json`. `self_check` is null when the run was there already."""
@@ -53,7 +66,7 @@ def make_run(plan: Plan, out: Path, *, resume: bool, overwrite: bool, as_json: b
     check = measured_run(plan, out, resume=resume, overwrite=overwrite)
     run = read_run(out)
     if as_json:
-        print_json(MeasureOutput(run=_measured(run), self_check=check))
+        print_json(MeasureOutput(run=MeasuredRun.of(run), self_check=check))
         return
     from driftscope.cli.show_text import print_summary
     from driftscope.summary import summarise
@@ -135,18 +148,6 @@ def follow(work: Callable[[Callable[[str], None], Callable[[Progress], None]], T
                 last, said_at = progress.condition, time.monotonic()
 
         return work(lambda text: bar.update(task, description=text), on_progress)
-
-
-def _measured(run: Run) -> MeasuredRun:
-    counts = run.info.counts
-    return MeasuredRun(
-        path=str(run.path),
-        status=run.status.value,
-        engine=run.info.engine,
-        num_prompts=counts.num_prompts,
-        num_rounds=counts.num_rounds,
-        num_depth_rows=counts.num_depth_rows,
-    )
 
 
 def _say(text: str) -> None:

@@ -177,8 +177,9 @@ def _warnings(run: Run, summary: Summary) -> Iterator[str]:
     few = [(c, tokens.why_no_interval) for c in conditions if (tokens := _headline(c)) and tokens.why_no_interval]
     if few:
         condition, why = min(few, key=lambda item: _num_used(item[0]))
+        have = "1 condition has" if len(few) == 1 else f"{len(few)} conditions have"
         yield (
-            f"{_conditions(len(few))} fewer than {INTERVAL_MIN_PROMPTS} prompts: no interval can be given. "
+            f"{have} fewer than {INTERVAL_MIN_PROMPTS} prompts: no interval can be given. "
             f"{condition.drafter}, {_name(condition)}: {why}."
         )
     yield from run.info.notes
@@ -245,10 +246,6 @@ def _num_used(condition: ConditionSummary) -> int:
 def _n(condition: ConditionSummary) -> str:
     used = _num_used(condition)
     return f"{used}" if used == condition.num_prompts else f"{used}/{condition.num_prompts}"
-
-
-def _conditions(num: int) -> str:
-    return "1 condition has" if num == 1 else f"{num} conditions have"
 
 
 def _name(condition: ConditionSummary | WithoutRounds) -> str:

@@ -99,9 +99,6 @@ def sides_of(run: Run, name: str) -> list[Side]:
     """Every condition of the run that has rounds. Raises RunError for an unreadable part."""
     sums = batch_sums(run)
     turns = turns_by_prompt(run)
-    rows_of: dict[ConditionKey, list[int]] = {}
-    for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key.condition, []).append(row)
     return [
         Side(
             run=run,
@@ -111,7 +108,7 @@ def sides_of(run: Run, name: str) -> list[Side]:
             rows=np.array(rows),
             names=[PromptName(sums.keys[row].prompt_id, turns.get(sums.keys[row].prompt)) for row in rows],
         )
-        for key, rows in rows_of.items()
+        for key, rows in sums.rows_by_condition().items()
     ]
 
 

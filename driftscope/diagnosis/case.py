@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from driftscope.diagnosis.diagnosis import Evidence, NotJudged, Verdict, VerdictId
-from driftscope.diagnosis.evidence import verdict
 from driftscope.diagnosis.facts import ConditionFacts
 from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
@@ -73,7 +72,8 @@ def has_repairs(facts: ConditionFacts) -> bool:
 def found(
     id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str, tokens: float | None, *, is_proven: bool
 ) -> Found:
-    return Found(verdict(id, confidence, evidence, remedy), tokens or 0.0, is_proven)
+    verdict = Verdict(id=id, confidence=confidence, evidence=evidence, remedy=remedy)
+    return Found(verdict, tokens or 0.0, is_proven)
 
 
 def needs_interventions(id: VerdictId) -> NotJudged:

@@ -30,12 +30,8 @@ def diagnose(run: Run, reference: Run | None = None) -> Diagnosis:
 
 def _condition(condition: ConditionFacts, run: RunFacts, reference: RunFacts | None) -> ConditionDiagnosis:
     verdicts, not_judged = judge(condition, run, reference)
-    drafter, system_prompt, template, context_tokens = condition.key
     return ConditionDiagnosis(
-        drafter=drafter,
-        system_prompt=system_prompt,
-        template=template,
-        context_tokens=context_tokens,
+        **condition.key._asdict(),
         verdicts=verdicts,
         not_judged=not_judged,
         waterfall={} if condition.waterfall is None else mean_parts(condition.waterfall),

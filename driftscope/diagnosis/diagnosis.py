@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
+from probes.record import ConditionKey
+
 
 class VerdictId(StrEnum):
     """docs/verdicts.md has the rule of each."""
@@ -85,6 +87,11 @@ class ConditionDiagnosis(BaseModel):
     waterfall: dict[str, float]  # part -> tokens lost to it per walk round (docs/verdicts.md); empty for forced text
     interventions: list[InterventionResult]  # by gain, all that were tried
     file_findings: list[FileFinding] = []  # none where the files are not at hand
+
+    @property
+    def key(self) -> ConditionKey:
+        """The condition."""
+        return ConditionKey(self.drafter, self.system_prompt, self.template, self.context_tokens)
 
 
 class Diagnosis(BaseModel):

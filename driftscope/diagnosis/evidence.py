@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftscope.check.check_report import Severity
-from driftscope.diagnosis.diagnosis import Evidence, Verdict, VerdictId
+from driftscope.diagnosis.diagnosis import Evidence
 from driftscope.diagnosis.facts import ConditionFacts
 from driftscope.diagnosis.files import suspects
 from driftscope.diagnosis.gains import Gain
 from driftscope.stats.paired import Difference
 from driftscope.stats.thresholds import VERDICT_MIN_TOKENS
 from probes.interventions.registry import BY_ID, REPLAYED
-
-
-def verdict(id: VerdictId, confidence: str, evidence: list[Evidence], remedy: str) -> Verdict:
-    return Verdict(id=id, confidence=confidence, evidence=evidence, remedy=remedy)
 
 
 def difference_evidence(

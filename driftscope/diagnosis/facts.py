@@ -74,11 +74,8 @@ def run_facts(run: Run) -> RunFacts:
     degenerate = {key for key, is_loop in zip(sums.keys, sums.is_degenerate, strict=True) if is_loop}
     tried = counts_by_condition(run.interventions(), degenerate)
     findings = file_findings(run)
-    rows_of: dict[ConditionKey, list[int]] = {}
-    for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key.condition, []).append(row)
     result = {}
-    for condition, all_rows in rows_of.items():
+    for condition, all_rows in sums.rows_by_condition().items():
         rows = np.array([r for r in all_rows if not sums.is_degenerate[r]], dtype=np.int64)
         is_dense = bool(sums.is_replay[all_rows].all())
         depth = int(sums.num_depths[all_rows].max())

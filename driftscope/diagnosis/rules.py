@@ -24,7 +24,6 @@ from driftscope.diagnosis.evidence import (
     file_evidence,
     gain_evidence,
     how,
-    verdict,
     vocabulary_evidence,
 )
 from driftscope.diagnosis.facts import ConditionFacts, StateChange
@@ -68,7 +67,7 @@ def degenerate_text(case: Case) -> Outcome:
         threshold=DEGENERATE_VERDICT_SHARE,
     )
     remedy = "Loops are easy to draft and say nothing of real text: sample at T > 0, or use other prompts."
-    return Found(verdict(VerdictId.degenerate_text, "high", [evidence], remedy), 0.0, is_proven=True)
+    return found(VerdictId.degenerate_text, "high", [evidence], remedy, 0.0, is_proven=True)
 
 
 def wiring_fault(case: Case) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from driftscope.diagnosis import drift_rules, rules
 from driftscope.diagnosis.case import FEEDBACK_WIRING, Case, Found, Rule, has_repairs, is_wiring
 from driftscope.diagnosis.diagnosis import Evidence, NotJudged, Verdict, VerdictId
-from driftscope.diagnosis.evidence import verdict, vocabulary_evidence
+from driftscope.diagnosis.evidence import vocabulary_evidence
 from driftscope.diagnosis.facts import ConditionFacts, RunFacts
 from driftscope.diagnosis.measures import vocabulary_loss
 from driftscope.stats.thresholds import INTERVAL_MIN_PROMPTS, VERDICT_MIN_ROUNDS, VERDICT_MIN_TOKENS
@@ -72,7 +72,8 @@ def _too_little(case: Case) -> Verdict:
         value=float(facts.num_prompts_with_rounds),
         threshold=float(INTERVAL_MIN_PROMPTS),
     )
-    return verdict(VerdictId.not_enough_data, "high", [evidence], "Measure more prompts, or longer responses.")
+    remedy = "Measure more prompts, or longer responses."
+    return Verdict(id=VerdictId.not_enough_data, confidence="high", evidence=[evidence], remedy=remedy)
 
 
 def _undecided(case: Case) -> list[NotJudged]:
@@ -110,4 +111,5 @@ def _healthy(case: Case, *, is_sure: bool) -> Verdict:
         value=mean,
     )
     remedy = "Nothing is at fault. A larger draft vocabulary would help." if limits else "Nothing to do."
-    return verdict(VerdictId.healthy, "high" if is_sure and has_repairs(facts) else "low", [evidence, *limits], remedy)
+    confidence = "high" if is_sure and has_repairs(facts) else "low"
+    return Verdict(id=VerdictId.healthy, confidence=confidence, evidence=[evidence, *limits], remedy=remedy)

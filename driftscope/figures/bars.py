@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
-from driftscope.figures.style import REGION_COLORS, REGION_PATTERNS, series_style
+from driftscope.figures.layout import bare_figure, error_bars, escape, evidence, interval, number, set_alt_text, spoken
+from driftscope.figures.style import REGION_COLORS, REGION_PATTERNS, patterned, series_style
 from driftscope.figures.tidy import RegionMasses, Share
 
 SMALLEST_SHOWN_MASS = 5e-4  # a region that never reaches this is not listed
@@ -31,15 +31,7 @@ def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = T
                 x=depths,
                 y=list(values),
                 name=region,
-                marker={
-                    "color": color,
-                    "pattern": {
-                        "shape": REGION_PATTERNS[region],
-                        "fgcolor": "#FFFFFF",
-                        "fillmode": "overlay",
-                        "size": 5,
-                    },
-                },
+                marker=patterned(color, REGION_PATTERNS[region], size=5),
                 hovertext=[f"<b>{region}</b><br>depth {k}: {number(v)}" for k, v in zip(depths, values, strict=True)],
                 hoverinfo="text",
             )
@@ -49,14 +41,12 @@ def region_bars(masses: RegionMasses, *, height: int = 320, has_legend: bool = T
         barmode="stack",
         bargap=0.18,
         showlegend=has_legend,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
+        legend_traceorder="normal",
     )
-    figure.update_xaxes(title={"text": "depth k", "standoff": 6}, dtick=1, showgrid=False, fixedrange=True)
+    figure.update_xaxes(title_text="depth k", dtick=1, showgrid=False)
     figure.update_yaxes(
         title={"text": "attention probability (head mean)", "standoff": 12},
         range=[0, 1],
-        automargin=True,
-        fixedrange=True,
     )
     return set_alt_text(
         figure,
@@ -79,12 +69,9 @@ def fusion_bars(
         barmode="group",
         bargap=0.25,
         showlegend=len(labels) > 1,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
     )
-    figure.update_xaxes(
-        title={"text": "captured target layer (boundary id)", "standoff": 6}, type="category", fixedrange=True
-    )
-    figure.update_yaxes(title={"text": y_title, "standoff": 12}, zeroline=True, automargin=True, fixedrange=True)
+    figure.update_xaxes(title_text="captured target layer (boundary id)", type="category")
+    figure.update_yaxes(title={"text": y_title, "standoff": 12}, zeroline=True)
     if value_range is not None:
         margin = 0.06 * (value_range[1] - value_range[0])
         figure.update_yaxes(range=[value_range[0] - margin * (value_range[0] < 0), value_range[1] + margin])
@@ -95,27 +82,12 @@ def fusion_bars(
 def _share_bars(shares: Sequence[Share], pattern: str) -> go.Bar:
     """One series: its shares that were measured."""
     label, style = shares[0].label, series_style(shares[0].drafter, shares[0].variant)
-
-    def distance(share: Share, end: float | None) -> float:
-        return 0 if end is None else abs(end - (share.estimate.value or 0))
-
     return go.Bar(
         x=[s.part for s in shares],
         y=[s.estimate.value for s in shares],
         name=escape(label),
-        marker={
-            "color": style.color,
-            "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": 6},
-        },
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [distance(s, s.estimate.high) for s in shares],
-            "arrayminus": [distance(s, s.estimate.low) for s in shares],
-            "thickness": 2,
-            "width": 5,
-            "color": "#7D8590",
-        },
+        marker=patterned(style.color, pattern),
+        error_y=error_bars([s.estimate for s in shares], thickness=2, width=5, color="#7D8590"),
         customdata=[[s.estimate.low, s.estimate.high] for s in shares],
         hovertext=[
             f"<b>{escape(label)}</b><br>{escape(s.part)}: {number(s.estimate.value)} {interval(s.estimate)}<br>"

@@ -31,24 +31,15 @@ def curve_figure(
     for curve in curves:
         figure.add_traces([*_band(curve), _line(curve, x_title)])
     all_x = sorted({x for curve in curves for x in curve.x})
-    figure.update_layout(
-        showlegend=has_legend, legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}, hovermode="closest"
-    )
+    figure.update_layout(showlegend=has_legend, hovermode="closest")
     figure.update_xaxes(
-        title={"text": x_title, "standoff": 6},
-        tickvals=_spread_ticks(all_x),
-        tickformat=",",
-        showgrid=False,
-        zeroline=False,
-        fixedrange=True,
+        title_text=x_title, tickvals=_spread_ticks(all_x), tickformat=",", showgrid=False, zeroline=False
     )
     figure.update_yaxes(
         title={"text": y_title, "standoff": 12},
         rangemode="tozero" if is_share else "normal",
         zeroline=not is_share,
         zerolinewidth=1,
-        automargin=True,
-        fixedrange=True,
         nticks=6,
     )
     said = "; ".join(f"{curve.label}: {_values(curve) or 'not measured'}" for curve in curves)

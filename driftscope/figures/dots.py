@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from driftscope.figures.layout import bare_figure, escape, evidence, interval, number, set_alt_text, spoken
+from driftscope.figures.layout import bare_figure, error_bars, escape, evidence, interval, number, set_alt_text, spoken
 from driftscope.figures.style import COLORS, series_style
 from driftscope.figures.tidy import Point
 
@@ -41,15 +41,7 @@ def condition_dots(points: Sequence[Point], *, x_title: str, is_signed: bool = F
                     "color": style.color,
                     "line": {"width": 1.5, "color": style.color},
                 },
-                error_x={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [_reach(p.estimate.high, p.estimate.value) for p in own],
-                    "arrayminus": [_reach(p.estimate.value, p.estimate.low) for p in own],
-                    "thickness": 1.6,
-                    "width": 0,
-                    "color": style.color,
-                },
+                error_x=error_bars([p.estimate for p in own], thickness=1.6, width=0, color=style.color),
                 customdata=[[p.key, p.estimate.value, p.estimate.low, p.estimate.high] for p in own],
                 hovertext=[
                     f"<b>{escape(label)}</b><br>{escape(p.condition)}<br>{number(p.estimate.value, is_signed=is_signed)} "
@@ -59,8 +51,8 @@ def condition_dots(points: Sequence[Point], *, x_title: str, is_signed: bool = F
                 hoverinfo="text",
             )
         )
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
-    figure.update_xaxes(title={"text": x_title, "standoff": 6}, zeroline=False, fixedrange=True)
+    figure.update_layout(showlegend=True, legend_y=1.0)
+    figure.update_xaxes(title_text=x_title, zeroline=False)
     if is_signed:
         figure.add_vline(x=0, line={"color": COLORS[-1], "width": 1.5, "dash": "dash"}, layer="below")
     figure.update_yaxes(
@@ -69,12 +61,6 @@ def condition_dots(points: Sequence[Point], *, x_title: str, is_signed: bool = F
         range=[len(conditions) - 0.4, -0.6],
         showgrid=True,
         zeroline=False,
-        automargin=True,
-        fixedrange=True,
     )
     numbers = "; ".join(f"{p.condition}, {p.label}: {spoken(p.estimate, is_signed=is_signed)}" for p in points)
     return set_alt_text(figure, f"Dot chart of {x_title} by condition. {numbers}.")
-
-
-def _reach(far: float | None, near: float | None) -> float:
-    return 0.0 if far is None or near is None else abs(far - near)

@@ -61,9 +61,7 @@ def head_map(masses: HeadMasses, *, title: str, value_range: tuple[float, float]
                 showlegend=False,
             )
         )
-    figure.update_xaxes(
-        title={"text": "depth k", "standoff": 6}, dtick=1, showgrid=False, zeroline=False, fixedrange=True
-    )
-    figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, automargin=True, fixedrange=True)
+    figure.update_xaxes(title_text="depth k", dtick=1, showgrid=False, zeroline=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
     said = "; ".join(f"head {h}: {', '.join(number(v) for v in row)}" for h, row in enumerate(masses.values))
     return set_alt_text(figure, f"Heat map of {title} of {masses.label} by head and depth. {said or 'not measured'}.")

@@ -129,14 +129,13 @@ def _map(
         )
     )
     figure.update_xaxes(
-        title={"text": column_title, "standoff": 6},
+        title_text=column_title,
         tickvals=list(range(len(columns))),
         ticktext=[escape(c) for c in columns],
         side="top",
         range=[-0.5, len(columns) - 0.5],
         showgrid=False,
         zeroline=False,
-        fixedrange=True,
     )
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
@@ -144,8 +143,6 @@ def _map(
         range=[len(rows) - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
-        automargin=True,
-        fixedrange=True,
     )
     return figure
 

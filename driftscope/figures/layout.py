@@ -5,6 +5,9 @@ Knows no data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import plotly.graph_objects as go
 
 from driftscope.figures.tidy import Estimate
@@ -14,7 +17,7 @@ MAX_ALT_CHARACTERS = 2_000  # a screen reader reads all of it; the table beside 
 
 
 def bare_figure(*, height: int) -> go.Figure:
-    """A figure without title or background."""
+    """A figure without title or background; its axes cannot be dragged, a legend stands above it."""
     return go.Figure(
         layout=go.Layout(
             height=height,
@@ -22,10 +25,23 @@ def bare_figure(*, height: int) -> go.Figure:
             paper_bgcolor="rgba(0,0,0,0)",
             plot_bgcolor="rgba(0,0,0,0)",
             hoverlabel={"align": "left"},
+            legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            xaxis={"fixedrange": True, "title": {"standoff": 6}},
+            yaxis={"fixedrange": True, "automargin": True},
             dragmode=False,
             modebar={"remove": ["zoom", "pan", "select", "lasso2d", "autoScale", "resetScale"]},
         )
     )
+
+
+def error_bars(estimates: Sequence[Estimate], **style: Any) -> dict[str, Any]:
+    """The intervals as plotly wants them: how far each end is from the value, 0 where there is none."""
+
+    def reach(estimate: Estimate, end: float | None) -> float:
+        return 0.0 if end is None or estimate.value is None else abs(end - estimate.value)
+
+    above, below = [reach(e, e.high) for e in estimates], [reach(e, e.low) for e in estimates]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **style}
 
 
 def set_alt_text(figure: go.Figure, text: str) -> go.Figure:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from driftscope.diagnosis.waterfall import LOSS_NAMES
 from driftscope.figures.layout import bare_figure, escape, number, set_alt_text
+from driftscope.figures.style import patterned
 from driftscope.figures.tidy import Losses
 
 BAR_HEIGHT = 46
@@ -49,10 +50,7 @@ def loss_bars(losses: Sequence[Losses]) -> go.Figure:
                 x=values,
                 name=name,
                 orientation="h",
-                marker={
-                    "color": color,
-                    "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "#FFFFFF", "size": 6},
-                },
+                marker=patterned(color, pattern),
                 hovertext=[f"<b>{label}</b><br>{name}: {number(v)}" for label, v in zip(labels, values, strict=True)],
                 hoverinfo="text",
             )
@@ -63,15 +61,9 @@ def loss_bars(losses: Sequence[Losses]) -> go.Figure:
         values = [one.parts.get(part, 0.0) for one in losses]
         if any(values):
             add(LOSS_NAMES[part], values, color, PART_PATTERNS[part])
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.35,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
-    )
-    figure.update_xaxes(
-        title={"text": "tokens of an average walk round", "standoff": 6}, fixedrange=True, rangemode="tozero"
-    )
-    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    figure.update_layout(barmode="stack", bargap=0.35, legend_traceorder="normal")
+    figure.update_xaxes(title_text="tokens of an average walk round", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
     said = "; ".join(
         f"{one.label}: {number(one.tokens_per_round)} tokens per round of the walk, "
         + ", ".join(f"{LOSS_NAMES[part]} {number(value)}" for part, value in one.parts.items() if value)

@@ -6,8 +6,10 @@ least 3:1 against white and against the app's dark background (tested).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 COLORS = ("#2B7BBA", "#D55E00", "#0B9A6D", "#A45BB5", "#A67C00", "#D14D8B", "#3C8F9E", "#7D7D7D")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
@@ -74,6 +76,21 @@ def series_style(drafter: int, variant: int = 0) -> SeriesStyle:
         marker=MARKERS[drafter % len(MARKERS)],
         is_open=variant % 2 == 1,
     )
+
+
+def variants_of(drafters: Iterable[object]) -> list[int]:
+    """Each series' drafter -> 0, 1, ..: which of the series of its drafter it is, for a dash of its own."""
+    seen: Counter[object] = Counter()
+    variants = []
+    for drafter in drafters:
+        variants.append(seen[drafter])
+        seen[drafter] += 1
+    return variants
+
+
+def patterned(color: str, pattern: str, size: int = 6) -> dict[str, Any]:
+    """The marker of a bar that is told apart by its pattern too."""
+    return {"color": color, "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": size}}
 
 
 def translucent(color: str, alpha: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from driftscope.import_export.request import Request, Taken, optional_tokens
 from driftscope.import_export.rounds import BadCountsError
 from driftscope.import_export.vllm import FAILED, NO_ROUNDS, rounds_of
-from driftscope.prompts.line import Line, label
+from driftscope.prompts.line import Line, label, text_label
 
 NO_METRICS = "no spec_decode_acceptance (the engine reported none, or --export-level was below records)"
 OTHER_PHASE = "a request of another phase than profiling"
@@ -61,5 +61,4 @@ def _id(metadata: Mapping[str, Any], line: Line) -> str:
     conversation, turn = metadata.get("conversation_id"), metadata.get("turn_index")
     if isinstance(conversation, str) and conversation.strip():
         return label(f"{conversation}/{turn}" if isinstance(turn, int) else conversation)
-    request = metadata.get("x_request_id")
-    return label(request) if isinstance(request, str) and request.strip() else line.id_of("id")
+    return text_label(metadata.get("x_request_id")) or line.id_of("id")

@@ -12,8 +12,8 @@ from typing import Any
 
 from driftscope.import_export.request import Request, Taken, count, histogram, optional_count, optional_tokens
 from driftscope.import_export.rounds import BadCountsError, Rounds, from_histogram
-from driftscope.import_export.vllm import FAILED, NO_ROUNDS, body_of, finish_reason_of, id_of, model_of, usage_of
-from driftscope.prompts.line import Line, label
+from driftscope.import_export.vllm import FAILED, NO_ROUNDS, body_of, finish_reason_of, id_of, usage_of
+from driftscope.prompts.line import Line, text_label
 
 NO_METRICS = "no speculative decoding metrics (spec_verify_ct)"
 ONLY_MEANS = "only means, no histogram of accepted drafts (an older SGLang)"
@@ -50,11 +50,11 @@ def read(line: Line, depth: int | None) -> Taken:
             reason = ONLY_MEANS
             continue
         rounds, notes = _rounds(meta, depth)
-        name = line.id_of("custom_id") if "custom_id" in line.item else _id(meta, body, line)
+        name = line.id_of("custom_id") if "custom_id" in line.item else text_label(meta.get("id")) or id_of(body, line)
         requests.append(
             Request(
                 request_id=f"{name}#{index}" if len(found) > 1 else name,
-                model=model_of(body),
+                model=text_label(body.get("model")),
                 rounds=rounds,
                 num_prompt_tokens=optional_tokens({**usage_of(body), **meta}, "prompt_tokens"),
                 num_response_tokens=optional_tokens({**usage_of(body), **meta}, "completion_tokens"),
@@ -97,12 +97,6 @@ def _rounds(meta: Mapping[str, Any], depth: int | None) -> tuple[Rounds, tuple[s
     return from_histogram(by_accepted, depth=depth or each or 0, num_draft_tokens=proposed), ()
 
 
-def _id(meta: Mapping[str, Any], body: Mapping[str, Any], line: Line) -> str:
-    value = meta.get("id")
-    return label(value) if isinstance(value, str) and value.strip() else id_of(body, line)
-
-
 def _finish_reason(meta: Mapping[str, Any]) -> str | None:
     reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, dict) else reason
-    return label(kind) if isinstance(kind, str) and kind.strip() else None
+    return text_label(reason.get("type") if isinstance(reason, dict) else reason)

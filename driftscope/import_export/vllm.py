@@ -12,7 +12,7 @@ from typing import Any
 
 from driftscope.import_export.request import Request, Taken, count, counts, histogram, optional_count, optional_tokens
 from driftscope.import_export.rounds import BadCountsError, Rounds, from_histogram, from_steps
-from driftscope.prompts.line import Line, label
+from driftscope.prompts.line import Line, text_label
 
 NO_METRICS = "no metrics.speculative_decoding (several answers at once, or the server was not asked for them)"
 FAILED = "a request that failed"
@@ -41,7 +41,7 @@ def read(line: Line, depth: int | None) -> Taken:
     usage = usage_of(body)
     request = Request(
         request_id=line.id_of("custom_id") if "custom_id" in line.item else id_of(body, line),
-        model=model_of(body),
+        model=text_label(body.get("model")),
         rounds=rounds,
         num_prompt_tokens=optional_tokens(usage, "prompt_tokens"),
         num_response_tokens=optional_tokens(usage, "completion_tokens"),
@@ -101,17 +101,10 @@ def usage_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def id_of(body: Mapping[str, Any], line: Line) -> str:
-    value = body.get("id")
-    return label(value) if isinstance(value, str) and value.strip() else line.id_of("id", "request_id")
-
-
-def model_of(body: Mapping[str, Any]) -> str | None:
-    value = body.get("model")
-    return label(value) if isinstance(value, str) and value.strip() else None
+    return text_label(body.get("id")) or line.id_of("id", "request_id")
 
 
 def finish_reason_of(body: Mapping[str, Any]) -> str | None:
     choices = body.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    reason = first.get("finish_reason") if isinstance(first, dict) else None
-    return label(reason) if isinstance(reason, str) and reason.strip() else None
+    return text_label(first.get("finish_reason")) if isinstance(first, dict) else None

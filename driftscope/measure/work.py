@@ -8,7 +8,7 @@ from pathlib import Path
 
 from driftscope.measure.describe import Loaded, run_info
 from driftscope.plan import Plan
-from driftscope.runs import read_run
+from driftscope.runs import BatchKey, read_run
 from driftscope.runs.writer import RunWriter
 from driftscope.summary import summarise, write_summary
 from probes.conditions import Job, Progress
@@ -41,8 +41,5 @@ class Work:
 
 def is_done_in(writer: RunWriter) -> Callable[[str, PromptConditionKey, str], bool]:
     """-> whether (drafter, condition, prompt id) is on disk."""
-    done = {
-        (b.drafter, (b.prompt.system_prompt, b.prompt.template, b.prompt.context_tokens), b.prompt.prompt_id)
-        for b in writer.complete_batches
-    }
-    return lambda drafter, condition, prompt_id: (drafter, condition, prompt_id) in done
+    done = frozenset(writer.complete_batches)
+    return lambda drafter, condition, prompt_id: BatchKey(drafter, *condition, prompt_id) in done

@@ -40,8 +40,7 @@ class Line:
 
     def label_of(self, key: str) -> str | None:
         """A text of the item as a label; None where there is none."""
-        value = self.item.get(key)
-        return label(value) if isinstance(value, str) and value.strip() else None
+        return text_label(self.item.get(key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,11 @@ def label(text: str) -> str:
         return shown
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{shown[: MAX_LABEL_CHARACTERS - 9]}…{digest}"
+
+
+def text_label(value: object) -> str | None:
+    """A text as a label; None for blanks, and for what is no text."""
+    return label(value) if isinstance(value, str) and value.strip() else None
 
 
 def json_inside(value: object) -> object:

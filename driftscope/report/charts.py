@@ -11,7 +11,6 @@ from driftscope.figures import (
     Cell,
     Curve,
     Estimate,
-    Losses,
     Pair,
     Point,
     RegionMasses,
@@ -25,9 +24,10 @@ from driftscope.figures import (
     region_bars,
     tokens_map,
 )
+from driftscope.figures.style import variants_of
 from driftscope.quantities import DEPTH_CHARTS, QUANTITIES
 from driftscope.report.contents import Condition, Contents
-from driftscope.report.estimates import tokens_of
+from driftscope.report.estimates import losses_of, tokens_of
 from driftscope.report.heads import head_means
 from driftscope.report.pairs import SeriesComparison
 from driftscope.stats.intervals import ratio_intervals
@@ -119,11 +119,7 @@ def loss_charts(contents: Contents) -> list[Chart]:
     charts = []
     for place in contents.places:
         losses = [
-            Losses(
-                label=c.series,
-                tokens_per_round=len(c.summary.acceptance_marginal) + 1 - sum(c.diagnosis.waterfall.values()),
-                parts=c.diagnosis.waterfall,
-            )
+            losses_of(c.series, c.summary, c.diagnosis.waterfall)
             for c in contents.at(place)
             if c.diagnosis and c.diagnosis.waterfall
         ]
@@ -158,17 +154,13 @@ def gain_charts(contents: Contents) -> list[Chart]:
 def depth_charts(contents: Contents) -> dict[str, list[Chart]]:
     """Section -> curves over depth, at the report's places."""
     drawn = [c for place in contents.places for c in contents.at(place)]
-    variants: dict[int, int] = {}  # each series that shares its drafter's colour gets a dash of its own
-    styles = []
-    for c in drawn:
-        styles.append((c, variants.setdefault(c.drafter, 0)))
-        variants[c.drafter] += 1
+    variants = variants_of(c.drafter for c in drawn)
     sections = {}
     for section, quantities in DEPTH_CHARTS.items():
         charts = []
         for quantity in quantities:
             curves = []
-            for c, variant in styles:
+            for c, variant in zip(drawn, variants, strict=True):
                 estimates = c.depth_estimates(quantity.name)
                 if any(e.value is not None for e in estimates):
                     label = f"{c.series}, {c.place}" if len(contents.places) > 1 else c.series
@@ -276,13 +268,11 @@ def context_charts(contents: Contents) -> list[Chart]:
     for c in contents.conditions:
         if c.place_key[:2] in wanted and c.estimate(contents.basis).value is not None:
             groups.setdefault((c.series, *c.place_key[:2]), []).append(c)
-    variants: dict[int, int] = {}
+    variants = variants_of(members[0].drafter for members in groups.values())
     curves = []
-    for (series, _, _), members in groups.items():
+    for ((series, _, _), members), variant in zip(groups.items(), variants, strict=True):
         members.sort(key=lambda c: c.summary.context_tokens)
         first = members[0]
-        variant = variants.setdefault(first.drafter, 0)
-        variants[first.drafter] += 1
         curves.append(
             Curve(
                 label=f"{series}, {first.place.rpartition(' · ')[0]}",

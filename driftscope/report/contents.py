@@ -19,7 +19,7 @@ from driftscope.runs.listing import names_apart
 from driftscope.summary import ConditionSummary, Summary, summarise
 from driftscope.summary.sums import BatchSums, batch_sums
 from probes.errors import InputError, RunError
-from probes.record import ConditionKey, PromptConditionKey
+from probes.record import PromptConditionKey
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,7 @@ def read_contents(paths: Sequence[Path]) -> Contents:
     has_templates = len({c.template for run in runs for c in run.summary.conditions}) > 1
     conditions = []
     for variant, run in enumerate(runs):
-        judged = {
-            ConditionKey(d.drafter, d.system_prompt, d.template, d.context_tokens): d
-            for d in (run.diagnosis.conditions if run.diagnosis else [])
-        }
+        judged = {d.key: d for d in (run.diagnosis.conditions if run.diagnosis else [])}
         for s in run.summary.conditions:
             words = [label(s.system_prompt), *([label(s.template)] if has_templates else []), f"{s.context_tokens:,}"]
             conditions.append(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from driftscope.figures import Estimate
+from collections.abc import Mapping
+
+from driftscope.figures import Estimate, Losses
 from driftscope.summary import ConditionSummary, TokensPerRound
 
 
@@ -23,6 +25,12 @@ def tokens_estimate(summary: ConditionSummary, basis: str) -> Estimate:
         num_prompts=tokens.num_prompts,
         num_rounds=tokens.num_rounds,
     )
+
+
+def losses_of(label: str, summary: ConditionSummary, parts: Mapping[str, float]) -> Losses:
+    """The parts of a waterfall; they add up to K + 1 - tokens_per_round of the same rounds."""
+    num_depths = len(summary.acceptance_marginal)
+    return Losses(label=label, tokens_per_round=num_depths + 1 - sum(parts.values()), parts=parts)
 
 
 def depth_estimates(summary: ConditionSummary, name: str) -> list[Estimate]:

@@ -108,10 +108,7 @@ def compare_series(contents: Contents) -> SeriesComparison | None:
         if len(of_runs) > 1
         else match_values(of_runs[0], "drafter", None)
     )
-    condition_of = {
-        (c.run.name, (c.summary.drafter, c.summary.system_prompt, c.summary.template, c.summary.context_tokens)): c
-        for c in contents.conditions
-    }
+    condition_of = {(c.run.name, c.summary.key): c for c in contents.conditions}
     cells, notes = _comparable(matching)
     metric = metric_of("tokens_per_round" if contents.basis == "walk" else "dense.tokens_per_round")
     pairs = [

@@ -17,7 +17,7 @@ from driftscope.report.contents import Contents, ReportRun
 from driftscope.report.conversation import KINDS, Vocabulary, token_fates, vocabulary
 from driftscope.report.tables import Table, number
 from driftscope.report.text import clean, label, piece
-from driftscope.runs.schema import BatchKey
+from driftscope.runs.schema import CONDITION, BatchKey, PromptKey
 from driftscope.runs.views import NOT_LOOPING
 
 NUM_OF_SERIES = 3
@@ -108,13 +108,8 @@ def _bad_round(
     words: Vocabulary,
     with_text: bool,
 ) -> BadRound:
-    of_run = (c for c in contents.conditions if c.run is run)
-    condition = next(
-        c
-        for c in of_run
-        if c.summary.drafter == row["drafter"]
-        and c.place_key == (row["system_prompt"], row["template"], row["context_tokens"])
-    )
+    key = tuple(row[name] for name in CONDITION)
+    condition = next(c for c in contents.conditions if c.run is run and c.summary.key == key)
     prompt = _prompt(run, row) if with_text else {}
     has_text = prompt.get("token_ids") is not None
     return BadRound(
@@ -155,9 +150,8 @@ def _depth_table(depths: list[dict[str, Any]], words: Vocabulary, has_text: bool
 
 
 def _prompt(run: ReportRun, row: dict[str, Any]) -> dict[str, Any]:
-    names = ("system_prompt", "template", "context_tokens", "prompt_id")
     prompts: pa.Table = run.run.prompts()
-    found = prompts.filter(_same(row, names)).to_pylist()
+    found = prompts.filter(_same(row, PromptKey._fields)).to_pylist()
     return found[0] if found else {}
 
 

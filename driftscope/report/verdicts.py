@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from driftscope.diagnosis.diagnosis import Verdict, VerdictId
 from driftscope.diagnosis.waterfall import LOSS_NAMES
-from driftscope.report.contents import Condition, Contents
+from driftscope.report.contents import Contents
 from driftscope.report.glossary import LOSSES, VERDICTS
 from driftscope.report.tables import Table, interval, number
 
@@ -42,12 +42,12 @@ class Unjudged:
 
 def verdict_groups(contents: Contents) -> list[VerdictGroup]:
     """Causes first, those of most conditions before others; healthy last, series that are it in the same places as one."""
-    groups: dict[tuple[VerdictId, str, str], list[tuple[Condition, Verdict]]] = {}
+    groups: dict[tuple[VerdictId, str, str], list[tuple[str, Verdict]]] = {}
     for condition in contents.conditions:
         for verdict in condition.diagnosis.verdicts if condition.diagnosis else ():
-            groups.setdefault((verdict.id, condition.series, verdict.confidence), []).append((condition, verdict))
+            groups.setdefault((verdict.id, condition.series, verdict.confidence), []).append((condition.place, verdict))
     order = sorted(groups, key=lambda key: (key[0] is VerdictId.healthy, key[0] in _NO_CAUSE, -len(groups[key])))
-    found = [_group(key, groups[key], len(contents.of_series(key[1]))) for key in order]
+    found = [verdict_group(key, groups[key], len(contents.of_series(key[1]))) for key in order]
     healthy: dict[tuple[str, str, str], list[VerdictGroup]] = {}
     for group in found:
         if group.kind == "good":
@@ -56,14 +56,15 @@ def verdict_groups(contents: Contents) -> list[VerdictGroup]:
     return [g for g in found if g.kind != "good"] + joined
 
 
-def _group(
-    key: tuple[VerdictId, str, str], members: list[tuple[Condition, Verdict]], num_conditions: int
+def verdict_group(
+    key: tuple[VerdictId, str, str], members: Sequence[tuple[str, Verdict]], num_conditions: int
 ) -> VerdictGroup:
+    """`key`: verdict, series and confidence; `members`: the places that have it, of so many conditions of the series."""
     id, series, confidence = key
-    places = [condition.place for condition, _ in members]
+    places = [place for place, _ in members]
     is_everywhere = len(members) == num_conditions
     more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
-    condition, first = members[0]
+    place, first = members[0]
     return VerdictGroup(
         kind="good" if id is VerdictId.healthy else "note" if id in _NO_CAUSE else "cause",
         series=series,
@@ -72,7 +73,7 @@ def _group(
         confidence=confidence,
         meaning=VERDICTS[id],
         places="" if is_everywhere else ", ".join(places[:MAX_PLACES]) + more,
-        evidence=[f"{condition.place}: {e.statement}{_range(e.low, e.high)}" for e in first.evidence[:MAX_EVIDENCE]],
+        evidence=[f"{place}: {e.statement}{_range(e.low, e.high)}" for e in first.evidence[:MAX_EVIDENCE]],
         remedy="" if id is VerdictId.healthy else first.remedy,
     )
 

@@ -86,10 +86,10 @@ def temporary_files(run: Path) -> list[Path]:
     return sorted(e for e in found if e.is_symlink() or not e.is_dir())
 
 
-def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Let `write` fill a binary file object; the result appears at `path` in one step and survives a power cut."""
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    with open(temporary, "wb", opener=_private) as file:
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
@@ -99,11 +99,7 @@ def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """`write_atomically` for bytes at hand."""
-
-    def write(file: Any) -> None:
-        file.write(content)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda file: file.write(content))
 
 
 def sync_folder(folder: Path) -> None:
@@ -125,7 +121,3 @@ def set_aside(path: Path) -> Path:
     path.rename(new)
     sync_folder(path.parent)
     return new
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -18,7 +18,7 @@ from driftscope.runs.files import INTERVENTIONS, TARGET_STATES
 from driftscope.runs.info import read_info, write_info
 from driftscope.runs.parquet import write_table
 from driftscope.runs.reader import Run, read_run
-from driftscope.runs.schema import INTERVENTION_SCHEMA, TARGET_STATE_SCHEMA, BatchKey
+from driftscope.runs.schema import INTERVENTION_SCHEMA, TARGET_STATE_SCHEMA, BatchKey, PromptKey
 from driftscope.stats.degenerate import is_degenerate
 from probes.record import InterventionCounts, PromptConditionKey, PromptRecord, TargetStates
 
@@ -65,6 +65,12 @@ def mark_interventions(path: Path, ids: Sequence[str], reference_target: str | N
     write_info(path, info.model_copy(update=update))
 
 
+_AS_STORED = (
+    *PromptKey._fields,
+    *("category", "num_prompt_tokens", "num_response_tokens", "num_continuation_tokens", "finish_reason", "is_forced"),
+)
+
+
 def stored_texts(run: Run) -> dict[PromptConditionKey, list[PromptRecord]]:
     """The texts of each condition, as measuring left them; prompts without text (--no-text) are left out."""
     texts: dict[PromptConditionKey, list[PromptRecord]] = {}
@@ -72,18 +78,9 @@ def stored_texts(run: Run) -> dict[PromptConditionKey, list[PromptRecord]]:
         if row["token_ids"] is None:
             continue
         record = PromptRecord(
-            prompt_id=row["prompt_id"],
-            system_prompt=row["system_prompt"],
-            template=row["template"],
-            context_tokens=row["context_tokens"],
-            category=row["category"],
+            **{name: row[name] for name in _AS_STORED},
             token_ids=np.array(row["token_ids"], dtype=np.int32),
             region=np.array(row["region"], dtype=np.uint8),
-            num_prompt_tokens=row["num_prompt_tokens"],
-            num_response_tokens=row["num_response_tokens"],
-            num_continuation_tokens=row["num_continuation_tokens"],
-            finish_reason=row["finish_reason"],
-            is_forced=row["is_forced"],
         )
         texts.setdefault(record.condition, []).append(record)
     return texts

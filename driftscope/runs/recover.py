@@ -26,14 +26,7 @@ from driftscope.runs.files import (
 from driftscope.runs.info import Counts, RunStatus, read_info, write_info
 from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import num_rows, read_batches
-from driftscope.runs.reader import batches_on_disk
-from driftscope.runs.schema import (
-    DEPTH_SCHEMA,
-    INTERVENTION_SCHEMA,
-    PROMPT_SCHEMA,
-    ROUND_SCHEMA,
-    TARGET_STATE_SCHEMA,
-)
+from driftscope.runs.reader import SCHEMAS, batches_on_disk
 from probes.errors import RunError
 
 
@@ -79,13 +72,11 @@ def recover_locked(run: Path) -> Recovery:
             aside.append(SetAside(file=str(set_aside(place)), reason="it is not a folder"))
         place.mkdir(mode=0o700, exist_ok=True)
 
-    _set_aside_unreadable(run / PROMPTS, PROMPT_SCHEMA, aside)
-    _set_aside_unreadable(run / INTERVENTIONS, INTERVENTION_SCHEMA, aside)
-    _set_aside_unreadable(run / TARGET_STATES, TARGET_STATE_SCHEMA, aside)
-    for number in part_numbers(run / ROUNDS):
-        _set_aside_unreadable(run / ROUNDS / part_name(number), ROUND_SCHEMA, aside)
-    for number in part_numbers(run / DEPTHS):
-        _set_aside_unreadable(run / DEPTHS / part_name(number), DEPTH_SCHEMA, aside)
+    for table in (PROMPTS, INTERVENTIONS, TARGET_STATES):
+        _set_aside_unreadable(run / table, SCHEMAS[table], aside)
+    for table in (ROUNDS, DEPTHS):
+        for number in part_numbers(run / table):
+            _set_aside_unreadable(run / table / part_name(number), SCHEMAS[table], aside)
     rounds, depths = set(part_numbers(run / ROUNDS)), set(part_numbers(run / DEPTHS))
     for number in sorted(rounds ^ depths):  # a part is both or none
         folder, other = (ROUNDS, DEPTHS) if number in rounds else (DEPTHS, ROUNDS)
@@ -98,10 +89,10 @@ def recover_locked(run: Path) -> Recovery:
 
     parts = part_numbers(run / ROUNDS)
     counts = Counts(
-        num_prompts=num_rows(run / PROMPTS, PROMPT_SCHEMA) if (run / PROMPTS).exists() else 0,
+        num_prompts=num_rows(run / PROMPTS, SCHEMAS[PROMPTS]) if (run / PROMPTS).exists() else 0,
         num_batches=len(batches_on_disk(run).keys),
-        num_rounds=sum(num_rows(run / ROUNDS / part_name(number), ROUND_SCHEMA) for number in parts),
-        num_depth_rows=sum(num_rows(run / DEPTHS / part_name(number), DEPTH_SCHEMA) for number in parts),
+        num_rounds=sum(num_rows(run / ROUNDS / part_name(number), SCHEMAS[ROUNDS]) for number in parts),
+        num_depth_rows=sum(num_rows(run / DEPTHS / part_name(number), SCHEMAS[DEPTHS]) for number in parts),
         num_parts=len(parts),
     )
     status = info.status

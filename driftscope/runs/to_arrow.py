@@ -35,24 +35,17 @@ def prompt_table(record: PromptRecord, *, has_text: bool) -> pa.Table:
     if len(tokens) != len(record.region):
         raise ValueError(f"prompt {record.prompt_id}: {len(tokens)} tokens, {len(record.region)} regions")
     messages = json.dumps(record.messages, ensure_ascii=False, sort_keys=True)
-    row = {
-        **prompt_key(record)._asdict(),
-        "category": record.category,
+    made = {
         "messages": messages if has_text else None,
         "messages_sha256": hashlib.sha256(messages.encode()).hexdigest(),
         "token_ids": tokens if has_text else None,
         "token_ids_sha256": hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest(),
-        "region": record.region,
-        "num_prompt_tokens": record.num_prompt_tokens,
-        "num_response_tokens": record.num_response_tokens,
-        "num_continuation_tokens": record.num_continuation_tokens,
-        "finish_reason": record.finish_reason,
-        "is_forced": record.is_forced,
         "is_degenerate": _is_degenerate(record, tokens),
         "text_agreement": _null_if_nan(record.text_agreement),
         "mean_logprob": _null_if_nan(record.mean_logprob),
         "notes": list(record.notes),
     }
+    row = {name: made[name] if name in made else getattr(record, name) for name in PROMPT_SCHEMA.names}
     return pa.table({field.name: pa.array([row[field.name]], field.type) for field in PROMPT_SCHEMA}, PROMPT_SCHEMA)
 
 

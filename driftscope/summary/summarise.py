@@ -24,15 +24,13 @@ from driftscope.summary.run_summary import (
     WithoutRounds,
 )
 from driftscope.summary.sums import BatchSums, MeanParts, batch_sums
-from probes.record import REGIONS, ConditionKey, PromptConditionKey
+from probes.record import REGIONS, PromptConditionKey
 
 
 def summarise(run: Run) -> Summary:
     """Every condition of the run, in the order in which they were measured. Raises RunError for an unreadable part."""
     sums = batch_sums(run)
-    rows_of: dict[ConditionKey, list[int]] = {}
-    for row, key in enumerate(sums.keys):
-        rows_of.setdefault(key.condition, []).append(row)
+    rows_of = sums.rows_by_condition()
     num_without = _num_prompts_without_rounds(run)
     conditions = []
     for condition, rows in rows_of.items():

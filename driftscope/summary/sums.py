@@ -15,6 +15,7 @@ import numpy as np
 from driftscope.quantities import OUT_OF_DRAFT_VOCAB, OVER_DEPTH
 from driftscope.runs import BatchKey, Run
 from driftscope.runs.views import BATCH_KEY
+from probes.record import ConditionKey
 
 MAX_RUNS_KEPT = 8  # a report compares a few runs and asks for each one's sums several times
 
@@ -49,6 +50,13 @@ class BatchSums:
     means: dict[str, MeanParts]  # of `quantities.OVER_DEPTH` and OUT_OF_DRAFT_VOCAB, over the depth basis
     fusion_share: MeanParts  # [batch, aux layer]
     fusion_share_bias: MeanParts  # [batch, 1]
+
+    def rows_by_condition(self) -> dict[ConditionKey, list[int]]:
+        """The batches of each condition, one for each prompt."""
+        rows: dict[ConditionKey, list[int]] = {}
+        for row, key in enumerate(self.keys):
+            rows.setdefault(key.condition, []).append(row)
+        return rows
 
 
 @lru_cache(maxsize=MAX_RUNS_KEPT)

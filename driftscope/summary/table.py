@@ -11,15 +11,13 @@ from driftscope.runs import Run
 from driftscope.runs.files import SUMMARY
 from driftscope.runs.lock import RunLock
 from driftscope.runs.parquet import write_table
+from driftscope.runs.schema import CONDITION, ROUND_SCHEMA
 from driftscope.summary.run_summary import ConditionSummary, Summary
 from probes.errors import RunError
 
 SUMMARY_SCHEMA = pa.schema(
     [
-        pa.field("drafter", pa.string(), nullable=False),
-        pa.field("system_prompt", pa.string(), nullable=False),
-        pa.field("template", pa.string(), nullable=False),
-        pa.field("context_tokens", pa.int32(), nullable=False),
+        *(ROUND_SCHEMA.field(name) for name in CONDITION),
         pa.field("metric", pa.string(), nullable=False),  # as in `show --json`; masses as mass_REGION
         pa.field("basis", pa.string()),  # dense | walk | dense_all | walk_all; null for counts and shares of prompts
         pa.field("depth", pa.int32()),  # 1..K; null for a metric without depths
@@ -57,7 +55,7 @@ def write_summary(run: Run, summary: Summary) -> None:
 
 
 def _rows(condition: ConditionSummary) -> list[dict[str, Any]]:
-    key = condition.model_dump(include={"drafter", "system_prompt", "template", "context_tokens"})
+    key = condition.key._asdict()
     rows: list[dict[str, Any]] = []
     for basis in ("dense", "walk", "dense_all", "walk_all"):
         tokens = getattr(condition, basis)

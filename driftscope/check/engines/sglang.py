@@ -27,6 +27,7 @@ from driftscope.check.engines.engine import (
     nested,
     rope_key,
     rope_of,
+    shared_embedding,
     unknown,
 )
 from driftscope.check.pair import Pair
@@ -79,7 +80,7 @@ def read(pair: Pair, *, version: Version) -> Readings:
         "norm_output": flag(config, "norm_output") if version.has_fc_norm else Reading(value=False, source=off),
         "norm_before_residual": Reading(value=False, source=off),
         "d2t": map_reading(pair, config, identity="no d2t: draft ids are taken for target ids"),
-        "embeddings": _embeddings(config),
+        "embeddings": shared_embedding(config, "set_embed: always the target's"),
         "lm_head": _lm_head(config),
         "rope": rope_of(pair, config) if version.has_fc_norm else _old_rope(config),
         "max_positions": _max_positions(pair, version),
@@ -119,14 +120,6 @@ def _num_aux(config: Mapping[str, object], version: Version) -> Reading:
 def _fc_norm(config: Mapping[str, object]) -> Reading:
     key = "fc_norm" if is_on(config, "fc_norm") or "use_aux_norm" not in config else "use_aux_norm"
     return flag(config, key)
-
-
-def _embeddings(config: Mapping[str, object]) -> Reading:
-    """The worker puts the target's in place of the drafter's, unless the widths differ."""
-    width = whole_number(config.get("target_hidden_size"))
-    if width is not None and width != whole_number(config.get("hidden_size")):
-        return Reading(value="own", source="target_hidden_size differs from hidden_size")
-    return Reading(value="target", source="set_embed: always the target's")
 
 
 def _lm_head(config: Mapping[str, object]) -> Reading:

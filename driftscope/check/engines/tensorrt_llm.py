@@ -5,8 +5,6 @@ It takes the layers to capture from the user's speculative config, not from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from driftscope.check.engines.engine import (
     Engine,
     Reading,
@@ -20,10 +18,10 @@ from driftscope.check.engines.engine import (
     map_reading,
     nested,
     rope_of,
+    shared_embedding,
     unknown,
 )
 from driftscope.check.pair import Pair
-from probes.checkpoint.values import whole_number
 
 NESTED_POST_NORM = "return_hidden_post_norm"
 
@@ -56,7 +54,7 @@ def read(pair: Pair) -> Readings:
             if is_pruned(config, pair) and not has(pair, "d2t")
             else map_reading(pair, config, identity="")
         ),
-        "embeddings": _embeddings(config),
+        "embeddings": shared_embedding(config, "always the target's"),
         "lm_head": Reading(
             value="own" if has(pair, "lm_head.weight") else "target",
             source="lm_head.weight" if has(pair, "lm_head.weight") else "no lm_head.weight",
@@ -67,13 +65,6 @@ def read(pair: Pair) -> Readings:
         "qkv_bias": flag(config, "attention_bias"),
         "weights": unknown(),
     }
-
-
-def _embeddings(config: Mapping[str, object]) -> Reading:
-    width = whole_number(config.get("target_hidden_size"))
-    if width is not None and width != whole_number(config.get("hidden_size")):
-        return Reading(value="own", source="target_hidden_size differs from hidden_size")
-    return Reading(value="target", source="always the target's")
 
 
 ENGINES = (Engine(name="TensorRT-LLM", is_current=True, read=read),)

@@ -156,24 +156,6 @@ OTHER = Check(
     remedy="See the evidence",
 )
 
-CHECKS = (
-    UNUSED,
-    HARMLESS,
-    OTHER_FILES,
-    MISSING,
-    SHAPE,
-    DUPLICATE,
-    INCONSISTENT,
-    FAMILY,
-    NUM_LAYERS,
-    DEAD,
-    ENGINE_WEIGHTS,
-    ENGINE_REFUSES,
-    ENGINE_BIAS,
-    METHOD,
-    OTHER,
-)
-
 
 def find(pair: Pair) -> Iterator[Finding]:
     yield from _dead(pair)

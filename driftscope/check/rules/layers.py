@@ -151,21 +151,6 @@ DEAD_SLICE = Check(
     remedy="Compare with the training checkpoint",
 )
 
-CHECKS = (
-    ENGINE_LAYERS,
-    AMBIGUOUS,
-    CONFLICT,
-    NOT_ASCENDING,
-    BESIDE_DEFAULT,
-    NOT_STATED,
-    INVALID,
-    FC_WIDTH,
-    ENGINE_NUM_AUX,
-    LAST_LAYER,
-    EMBEDDING_LAYER,
-    DEAD_SLICE,
-)
-
 
 def find(pair: Pair) -> Iterator[Finding]:
     if pair.algorithm == "eagle3":

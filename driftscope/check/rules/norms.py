@@ -164,22 +164,6 @@ ENGINE_INPUT_NORM = Check(
     sources=("https://github.com/sgl-project/sglang/pull/32334",),
 )
 
-CHECKS = (
-    FLAG_DISAGREES,
-    ENGINE_FC_NORM,
-    TWO_NORMS,
-    HALF_31,
-    ENGINE_FEEDBACK,
-    SPECFORGE_NORM_OUTPUT,
-    ENGINE_RESIDUAL,
-    RESIDUAL_UNPROVEN,
-    MODELOPT_CONVERTED,
-    MODELOPT_DOUBLE_NORM,
-    NO_HIDDEN_NORM,
-    EPS,
-    ENGINE_INPUT_NORM,
-)
-
 WITHOUT_SWITCH = frozenset({"safeailab", "specforge", "torchspec", "nemo", "modelopt", "angelslim", "sglang"})
 """Producers that have no norm_before_residual."""
 

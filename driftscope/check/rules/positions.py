@@ -157,22 +157,6 @@ LAYER_TYPES = Check(
     reader_codes=("layer_types_too_long",),
 )
 
-CHECKS = (
-    THETA,
-    SCALING,
-    CONFLICT,
-    ENGINE_ROPE,
-    TRAINING_ROPE,
-    EXPORT_ROPE,
-    INVALID,
-    BY_LENGTH,
-    BELOW_TARGET,
-    ENGINE_POSITIONS,
-    WINDOW_IGNORED,
-    ENGINE_WINDOW,
-    LAYER_TYPES,
-)
-
 
 def find(pair: Pair) -> Iterator[Finding]:
     if pair.spec is None:

@@ -46,8 +46,6 @@ TOO_LONG = Check(
     remedy="Measure acceptance at these lengths (--context-tokens)",
 )
 
-CHECKS = (LOW, LOW_GROUP, TOO_LONG)
-
 
 def find(pair: Pair, coverage: Coverage, longest_tokens: int) -> Iterator[Finding]:
     has_responses = any(group.part == "response" for group in coverage.groups)

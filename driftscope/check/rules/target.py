@@ -82,8 +82,6 @@ NOT_CHECKED = Check(
     remedy="Give a folder or Hub id with safetensors weights",
 )
 
-CHECKS = (MISMATCH, OTHER_VERIFIER, QUANTISED, TEMPLATE, SAMPLES, NOT_CHECKED)
-
 
 def find(pair: Pair) -> Iterator[Finding]:
     target = pair.target

@@ -184,25 +184,6 @@ TOKENIZER_DIFFERS = Check(
     remedy="Give the target that the drafter was trained on",
 )
 
-CHECKS = (
-    MISSING,
-    ALL_ZERO,
-    ABSOLUTE,
-    OUT_OF_RANGE,
-    NOT_RISING,
-    T2D,
-    CUT_BY_OFFSETS,
-    OTHER_ROWS,
-    VOCAB_SIZE,
-    DRAFT_VOCAB_SIZE,
-    ENGINE_MAP,
-    EMBEDDING,
-    ENGINE_EMBEDDING,
-    ENGINE_LM_HEAD,
-    END_TOKEN,
-    TOKENIZER_DIFFERS,
-)
-
 
 def find(pair: Pair) -> Iterator[Finding]:
     yield from _embedding(pair)
