@@ -23,7 +23,7 @@ class Packing(NamedTuple):
     """Which conversation each row belongs to; both forms of the same fact."""
 
     conversation: Int[Tensor, "row"]  # int32
-    starts: Int[Tensor, "conversation_plus_1"]  # int32, cumulative lengths
+    starts: Int[Tensor, "_"]  # int32, cumulative lengths
     longest: int  # an upper bound of the lengths
 
 

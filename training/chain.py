@@ -26,7 +26,7 @@ Tail = Callable[[int, Tensor, Tensor], Tensor]
 def run_chains(
     drafter: Drafter,
     embeds: Float[Tensor, "token hidden"],
-    aux: Float[Tensor, "token fused"],
+    aux: Float[Tensor, "token _"],
     positions: Int[Tensor, "token"],
     packing: Packing,
     depth: int,

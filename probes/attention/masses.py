@@ -19,7 +19,7 @@ from probes.attention.kernel import attend, has_kernel
 class Masses(NamedTuple):
     """Probabilities of one layer's queries, float32. region + current + own sum to 1 for each query and head."""
 
-    mass: Float[Tensor, "query head region_and_current"]  # the current slot taken out of its region, in the last column
+    mass: Float[Tensor, "query head _"]  # the current slot taken out of its region, in the last column
     own: Float[Tensor, "query head"]
     entropy: Float[Tensor, "query head"]  # nats, over all slots
     lse: Float[Tensor, "query head"]  # log of the softmax's denominator, band and own chain together

@@ -33,16 +33,16 @@ class RegionAttention(NamedTuple):
 
     out: Float[Tensor, "query head head_dim"]  # q's dtype
     lse: Float[Tensor, "query head"]  # float32, nats; a learned sink is in it
-    mass: Float[Tensor, "query head column"] | None  # float32
+    mass: Float[Tensor, "query head _"] | None  # float32; the regions and the current slot
     entropy: Float[Tensor, "query head"] | None  # float32, nats; a learned sink counts as one more outcome
 
 
 class Paged(NamedTuple):
     """A cache in blocks, as an engine keeps it. Slot j of request r: block_table[r, j // block], row j % block."""
 
-    block_table: Int[Tensor, "request block"]
-    num_slots: Int[Tensor, "request"]  # filled slots, this step's own included
-    query_start: Int[Tensor, "request_and_end"]  # rows of q: request r has query_start[r] .. query_start[r+1] - 1
+    block_table: Int[Tensor, "row _"]  # a row is a request
+    num_slots: Int[Tensor, "row"]  # filled slots, this step's own included
+    query_start: Int[Tensor, "_"]  # rows of q: request r has query_start[r] .. query_start[r+1] - 1
     max_queries: int  # of one request
     max_slots: int
 
@@ -86,13 +86,13 @@ def attend_banded(
 
 def attend_paged(
     q: Float[Tensor, "query head head_dim"],
-    k: Float[Tensor, "block row kv_head head_dim"],
-    v: Float[Tensor, "block row kv_head head_dim"],
+    k: Float[Tensor, "_ _ kv_head head_dim"],  # [block, row of the block, ...]
+    v: Float[Tensor, "_ _ kv_head head_dim"],
     paged: Paged,
     scale: float,
     *,
-    bounds: Int[Tensor, "request bound"] | None = None,
-    region: UInt8[Tensor, "request slot"] | None = None,
+    bounds: Int[Tensor, "row _"] | None = None,
+    region: UInt8[Tensor, "row slot"] | None = None,
     num_regions: int = 0,
     window: int | None = None,
     sink: Float[Tensor, "head"] | None = None,

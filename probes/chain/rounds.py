@@ -263,7 +263,7 @@ def target_divergence(
     trace: TargetTrace,
     starts: Int[Tensor, "round"],
     labels: Labels,
-    mass: Float[Tensor, "round depth layer head region_and_current"],
+    mass: Float[Tensor, "round depth layer head _"],
     own: Float[Tensor, "round depth layer head"],
     target: TargetMasses,
 ) -> Tensor:

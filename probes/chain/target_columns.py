@@ -27,8 +27,8 @@ class _Rows(NamedTuple):
 
     log_p: Float[Tensor, "row depth"]  # of the draft that a chain makes here at each depth
     rank: Int[Tensor, "row depth"]
-    top_token: Int[Tensor, "row candidate"]
-    top_log_p: Float[Tensor, "row candidate"]
+    top_token: Int[Tensor, "row _"]
+    top_log_p: Float[Tensor, "row _"]
     p: Float[Tensor, "row draft_vocab"]
 
 

@@ -104,7 +104,7 @@ def _region_masses(
     one_hot: Float[Tensor, "token region"],  # of the whole text
     scale: float,
     options: dict[str, Any],
-) -> Float[Tensor, "query compared_region"]:
+) -> Float[Tensor, "query _"]:
     """Head mean. Soft caps and learned sinks are those of the model's own eager attention."""
     num_queries, num_slots = q.shape[1], k.shape[1]
     k = k.float().repeat_interleave(q.shape[0] // k.shape[0], dim=0)
@@ -138,7 +138,7 @@ def _region_masses(
 
 def _compared(
     region: Float[Tensor, "*query region"], learned_sink: Float[Tensor, "*query"], own: Tensor | float = 0.0
-) -> Float[Tensor, "*query compared_region"]:
+) -> Float[Tensor, "*query _"]:
     """From sink + TEXT_REGIONS to COMPARED_REGIONS."""
     response = 1 + TEXT_REGIONS.index("response")
     others = [i for i in range(region.shape[-1]) if i != response]
@@ -147,7 +147,7 @@ def _compared(
 
 def compared_masses(
     region: Float[Tensor, "round depth region"], own_and_current: Float[Tensor, "round depth"]
-) -> Float[Tensor, "round depth compared_region"]:
+) -> Float[Tensor, "round depth _"]:
     """A drafter's head-mean masses over COMPARED_REGIONS."""
     return _compared(region, torch.zeros_like(own_and_current), own_and_current)
 

@@ -180,7 +180,7 @@ class Target:
         num_logits: int = 1,
         position_ids: Int[Tensor, "row token"] | None = None,
         attention_mask: Int[Tensor, "row slot"] | None = None,
-    ) -> tuple[Float[Tensor, "row position vocab"], dict[int, Float[Tensor, "row token target_hidden"]]]:
+    ) -> tuple[Float[Tensor, "row position vocab"], dict[int, Float[Tensor, "row token hidden"]]]:
         """Extends `cache` by these tokens; -> (logits of the last `num_logits` positions, captured states)."""
         self._captured = {}
         # not every family knows these

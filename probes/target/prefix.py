@@ -17,7 +17,7 @@ class Prefix:
 
     token_ids: np.ndarray  # int32 [token]
     cache: DynamicCache
-    aux: dict[int, Float[Tensor, "token target_hidden"]]
+    aux: dict[int, Float[Tensor, "token hidden"]]
 
     def fork(self, num_copies: int = 1) -> DynamicCache:
         cache = copy.deepcopy(self.cache)

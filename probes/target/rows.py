@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from probes.target.model import Target
     from probes.target.prefix import Prefix
 
-States = dict[int, Float[Tensor, "row token target_hidden"]]
+States = dict[int, Float[Tensor, "row token hidden"]]
 
 
 class TargetRows:
@@ -111,7 +111,7 @@ class TargetRows:
     def _tensor(self, values: Sequence[int]) -> Int[Tensor, "row"]:
         return torch.tensor(values, dtype=torch.int64, device=self.target.device)
 
-    def _mask(self) -> Int[Tensor, "row column"] | None:
+    def _mask(self) -> Int[Tensor, "row _"] | None:
         """1 for text, 0 for padding; None without padding."""
         if not self.is_padded:
             return None

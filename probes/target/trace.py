@@ -83,7 +83,7 @@ class TargetTrace:
     num_prompt_tokens: int
     num_response_tokens: int
     finish_reason: str  # "stop" | "length" | "forced"
-    aux: dict[int, Float[Tensor, "slot target_hidden"]]  # at least N-1 rows
+    aux: dict[int, Float[Tensor, "slot hidden"]]  # at least N-1 rows
     logits: Float[Tensor, "position vocab"] | HeadLogits
     is_forced: bool = False
     sampling: Sampling = GREEDY

@@ -20,8 +20,8 @@ class RowStatistics(NamedTuple):
 
     lse: Float[Tensor, "row"]  # of logits / temperature
     entropy: Float[Tensor, "row"]  # nats
-    top: Float[Tensor, "row candidate"]  # the largest logits / temperature, largest first
-    top_id: Int[Tensor, "row candidate"]
+    top: Float[Tensor, "row _"]  # the largest logits / temperature, largest first
+    top_id: Int[Tensor, "row _"]
     num_above: Int[Tensor, "row depth"] | None  # logits above each threshold, int32
 
 

@@ -82,7 +82,7 @@ def write(
 
 
 def _behind(
-    before: Float[Tensor, "before hidden"] | None, states: Float[Tensor, "token hidden"]
+    before: Float[Tensor, "_ hidden"] | None, states: Float[Tensor, "token hidden"]
 ) -> Float[Tensor, "slot hidden"]:
     """The states of the whole text: those of the prefix, where it has any, and the new ones."""
     return states if before is None else torch.cat([before, states])
