@@ -32,6 +32,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 MENTION = re.compile(r"\bdocs/[\w./]+\.md(?:#[\w-]+)?")
 OUTSIDE = re.compile(r"\bdesign\.md|\bshared/|\(design\b|\bdesign \d|\beagle_facts|/work/")
 COMMAND = re.compile(r"\bdriftscope ([a-z]+)((?:(?!\bdriftscope )[^`\n|&>])*)")
+PATH = re.compile(r"(?<![\w./:-])(?:app|benchmarks|docs|driftscope|probes|tests|training)/[\w./-]*\w")
+IN_THE_WHEEL = ("driftscope/_app", "driftscope/_sample_prompts")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 MAX_README_WORDS = 900
 MAX_README_SENTENCE = 35
@@ -131,6 +133,18 @@ def test_every_make_target_and_module_in_a_document_is_there() -> None:
         for document, module, path in files
         if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
     ] == []
+
+
+def test_every_path_in_a_document_is_there() -> None:
+    named = {
+        (document, path)
+        for document in DOCUMENTS
+        if document.name != "CHANGELOG.md"  # it names what was moved, too
+        for path in PATH.findall(LINK.sub("]", read(document)))
+        if not path.startswith(IN_THE_WHEEL) and not re.search(r"[A-Z]{4}|test_$", Path(path).stem)
+    }
+    assert len(named) > 50
+    assert sorted((name(document), path) for document, path in named if not (ROOT / path).exists()) == []
 
 
 def test_the_readme_is_short() -> None:
