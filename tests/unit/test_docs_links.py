@@ -9,6 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from driftscope.cli import app
+from probes.record import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -155,3 +156,18 @@ def test_the_readme_is_short() -> None:
     blocks = re.split(r"\n\s*\n|\n(?=- )", prose)
     sentences = [part.split() for block in blocks for part in re.split(r"(?<=[.:?!])\s+", block)]
     assert [" ".join(words) for words in sentences if len(words) > MAX_README_SENTENCE] == []
+
+
+def test_tensor_axes_are_those_of_the_table() -> None:
+    table = read(ROOT / "docs" / "architecture.md").split("## Tensor axes")[1].split("\n## ")[0]
+    known = {axis for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for axis in re.findall(r"`(\w+)`", row)}
+    shapes = re.compile(r'(?:Float|Int|Bool|UInt8)\[[\w.]+, *"([^"]*)"')
+    used = {
+        axis.strip("*")
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "probes")
+        for shape in shapes.findall(read(path))
+        for axis in shape.split()
+    }
+    assert used - {"_", "..."} <= known
+    assert known <= used | {axis for column in COLUMNS.values() for axis in column.axes.split()}
