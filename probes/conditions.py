@@ -82,7 +82,7 @@ class Job:
     draft_sample_method: str = "greedy"  # or "probabilistic", which is the same at temperature 0
     seed: int = 0
     sink_slots: int = 1
-    last_tokens: int | None = None  # replay: chains start only at the last so many response tokens
+    last_tokens: int | None = None  # replay: chains start only at the last n response tokens
     target_attention: bool = False  # measure target_divergence, at the cost of one more target pass over each response
     interventions: Sequence[str] = ("none",)  # "all", "none" or ids; run on the finished texts
     reference_target: str | None = None  # for the intervention `reference_target`: folder or Hub id

@@ -39,7 +39,7 @@ def counted_slots(num: int) -> str:
 
 
 def region_definitions(sink_slots: int | None = None) -> dict[str, str]:
-    """Region -> what it covers in a run with so many sink slots; None: in words, for any run."""
+    """Region -> what it covers in a run with this many sink slots; None: in words, for any run."""
     slots = "slots (1 unless the run says otherwise)" if sink_slots is None else counted_slots(sink_slots)
     return {name: text.format(sink_slots=slots) for name, text in _REGION_DEFINITIONS.items()}
 

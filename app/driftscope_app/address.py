@@ -65,7 +65,7 @@ def pick_many(
     return list(_widget(widget, name, label, options, [v for v in wanted if v in options], keywords))
 
 
-MAX_FEW = 4  # dashes that can be told apart in one chart
+MAX_FEW = 4  # dashes that the eye can distinguish in one chart
 
 
 def pick_a_few(name: str, label: str, options: Sequence[str], **keywords: Any) -> list[str]:

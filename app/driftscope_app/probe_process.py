@@ -301,7 +301,13 @@ def state(probe: ProbeProcess) -> ProbeState:
         return ProbeState(ProbeStatus.cancelled, False, num_done, num_units, condition, log)
     said = _said(output["error"]) if output is not None else ""
     return ProbeState(
-        ProbeStatus.failed, False, num_done, num_units, condition, log, said or "It ended without a word; see its log."
+        ProbeStatus.failed,
+        False,
+        num_done,
+        num_units,
+        condition,
+        log,
+        said or "It ended and gave no reason; see its log.",
     )
 
 

@@ -90,7 +90,7 @@ class Scope:
         return [run.ref.name for run in self.runs].index(condition.run.ref.name)
 
     def style(self, condition: Condition) -> SeriesStyle:
-        """How the series is drawn when its condition is not told apart."""
+        """How the series is drawn when all conditions look alike."""
         return series_style(self.drafter_index(condition.summary.drafter), self.run_index(condition))
 
     def row(self, condition: Condition) -> str:

@@ -56,7 +56,7 @@ class DepthAdvice(BaseModel):
 
 
 class BatchAdvice(BaseModel):
-    """Speed by K where so many requests are decoded together, from costs that the run measured."""
+    """Speed by K where this many requests are decoded together, from costs that the run measured."""
 
     batch_size: int
     context_tokens: int  # at which the costs were measured

@@ -108,7 +108,7 @@ def round_costs(given: GivenCosts, timed: TimedRounds | None, *, depth: int) -> 
 
 
 def at_context(costs: Sequence[Cost], context_tokens: int | None) -> list[Cost]:
-    """Of a drafter's measured costs one for each batch size, smallest first: at the measured context nearest to this one
+    """One of a drafter's measured costs for each batch size, smallest first: at the measured context nearest to this one
     (the shortest of two; None: the shortest of all)."""
     found: dict[int, Cost] = {}
     for cost in sorted(costs, key=lambda c: (abs(c.context_tokens - (context_tokens or 0)), c.context_tokens)):

@@ -57,7 +57,7 @@ class Estimate(BaseModel):
 
 
 class Ratio(Estimate):
-    """Of a rate to the baseline's."""
+    """A rate divided by the baseline's."""
 
     baseline: str  # the variant
     resolved: bool  # the interval's half-width is at most 5 % of the ratio

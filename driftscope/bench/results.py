@@ -61,7 +61,7 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
 
 
 def whole_repetitions(samples: Sequence[Sample]) -> list[Sample]:
-    """Of a bench that ended early: at each concurrency as many repetitions of every engine as all have that have one,
+    """A bench that ended early: at each concurrency as many repetitions of every engine as all have that have one,
     and none where there is nothing without speculation to compare with."""
     cells: dict[int, dict[Variant, list[Sample]]] = {}
     for sample in samples:

@@ -52,7 +52,7 @@ def gap_growth(facts: ConditionFacts) -> Difference:
 
 
 def recovered_share(facts: ConditionFacts, reference: ConditionFacts, patch: str) -> float | None:
-    """Of the excess of fresh over the chain, as drafts per start, the share that this patch gives back.
+    """The share of the excess of fresh over the chain, in drafts per start, that this patch gives back.
 
     None without path patches in both, or where fresh has no excess.
     """

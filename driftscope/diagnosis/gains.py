@@ -69,7 +69,7 @@ class Gain:
 
 
 def counts_by_condition(table: pa.Table, degenerate: Collection[BatchKey]) -> dict[ConditionKey, list[Counts]]:
-    """Of a run's interventions table, in the order in which they were run."""
+    """The gains in a run's interventions table, in the order in which they were run."""
     columns = {name: table[name].to_pylist() for name in table.column_names}
     groups: dict[tuple[ConditionKey, str, str], dict[str, list[tuple[int, int, int, int]]]] = {}
     for i in range(table.num_rows):

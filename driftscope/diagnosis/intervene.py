@@ -32,7 +32,7 @@ from probes.interventions.registry import ALL, select
 from probes.record import InterventionCounts, PromptConditionKey, PromptRecord, TargetStates
 
 STORE_SECONDS = 30.0
-"""Counts are on disk after at most so long."""
+"""The longest time until counts are on disk, in seconds."""
 
 Texts = Mapping[PromptConditionKey, Sequence[PromptRecord]]
 

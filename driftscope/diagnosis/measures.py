@@ -29,7 +29,7 @@ def first_acceptance(facts: ConditionFacts) -> float | None:
 
 
 def out_of_vocab_share(facts: ConditionFacts) -> float | None:
-    """Of the tokens emitted at depth 1, those that no draft can be: each emitted token once in a dense replay."""
+    """The tokens emitted at depth 1 that no draft can be: each emitted token once in a dense replay."""
     reached = facts.reached[:, 0].sum()
     return float(facts.out_of_vocab[:, 0].sum() / reached) if reached else None
 

@@ -89,7 +89,7 @@ def variants_of(drafters: Iterable[object]) -> list[int]:
 
 
 def patterned(color: str, pattern: str, size: int = 6) -> dict[str, Any]:
-    """The marker of a bar that is told apart by its pattern too."""
+    """The marker of a bar that also has a pattern."""
     return {"color": color, "pattern": {"shape": pattern, "fgcolor": "#FFFFFF", "fillmode": "overlay", "size": size}}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_ROUNDS = 250_000
-"""Of one request or server: a run stores a row for each round and depth."""
+"""The most rounds of one request or server: a run stores a row for each round and depth."""
 
 MAX_DEPTH = 64
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """`num_labels`: so many first columns are words, the others are numbers; the first column names its row."""
+    """The first `num_labels` columns are words, the others are numbers; the first column names its row."""
 
     caption: str
     columns: Sequence[str]

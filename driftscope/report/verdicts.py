@@ -59,7 +59,7 @@ def verdict_groups(contents: Contents) -> list[VerdictGroup]:
 def verdict_group(
     key: tuple[VerdictId, str, str], members: Sequence[tuple[str, Verdict]], num_conditions: int
 ) -> VerdictGroup:
-    """`key`: verdict, series and confidence; `members`: the places that have it, of so many conditions of the series."""
+    """`key`: verdict, series and confidence; `members`: the places that have it, of this many conditions of the series."""
     id, series, confidence = key
     places = [place for place, _ in members]
     is_everywhere = len(members) == num_conditions

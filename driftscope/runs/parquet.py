@@ -27,7 +27,7 @@ BATCH_ROWS = 16_384
 BATCH_BYTES = 16 << 20  # of one batch in memory
 ROW_GROUP_BYTES = 32 << 20  # of what is written
 MAX_ROWS, MAX_ROWS_PER_BYTE = 1_000_000, 10  # runs with the fewest columns have 1.4 rows a byte
-MAX_GROUP_BYTES, MAX_GROUP_RATIO = 128 << 20, 4  # of one row group in memory: this and so many times the file
+MAX_GROUP_BYTES, MAX_GROUP_RATIO = 128 << 20, 4  # of one row group in memory: this, and this many times the file
 
 
 def write_table(path: Path, table: pa.Table) -> None:

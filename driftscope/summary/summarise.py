@@ -161,7 +161,7 @@ def _growth(parts: MeanParts) -> DepthArray:
 
 
 def _depth_intervals(parts: dict[str, MeanParts]) -> dict[str, DepthIntervals]:
-    """Of every array that has one. One call for all means: they share their resamples."""
+    """The interval of every array that has one. One call for all means: they share their resamples."""
     of = {name: parts[name] for name, quantity in OVER_DEPTH.items() if quantity.has_interval}
     means = {name: mean for name, mean in of.items() if not OVER_DEPTH[name].is_relative}
     total = np.concatenate([mean.total.T for mean in means.values()])  # [array * depth, prompt]

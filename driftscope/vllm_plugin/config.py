@@ -28,8 +28,8 @@ class ProductionConfig(BaseModel):
         None, description="labels that are recorded as such; others count as unlabelled. Left out: every label"
     )
     max_labels: Annotated[int, Field(ge=1)] = Field(100, description="later labels are all recorded as `other`")
-    max_mb: Positive = Field(500, description="recording stops once the run takes so much disk, in MB")
-    max_hours: Positive = Field(24, description="recording stops so long after the server's start")
+    max_mb: Positive = Field(500, description="recording stops once the run takes this many MB of disk")
+    max_hours: Positive = Field(24, description="recording stops this many hours after the server's start")
     max_prompt_tokens: Annotated[int, Field(ge=1)] = Field(32768, description="longer prompts are not recorded")
     flush_seconds: Positive = Field(10, description="how often what was recorded is put on disk")
     text: bool = Field(False, description="store token ids; without: hashes only")

@@ -19,7 +19,7 @@ from probes.vllm.requests import NewRequest, Sampled
 UNLABELLED, OTHER = "unlabelled", "other"
 MAX_LABEL_CHARACTERS = 64
 MAX_ID_CHARACTERS = 512
-"""Of a longer request id the first and the last half of so many decide: vLLM puts its own random letters at the end."""
+"""A longer request id counts by its first and last half of this length: vLLM puts random letters at the end."""
 
 
 @dataclass

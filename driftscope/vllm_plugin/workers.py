@@ -89,7 +89,7 @@ class TakenHeads:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def take(self, request_id: str) -> list[np.ndarray | None]:
-        """Of each rank above 0 its rows of this request; None where they did not come."""
+        """The rows of this request from each rank above 0; None where they did not come."""
         end = time.monotonic() + PATIENCE_SECONDS
         return [self._take(rank, request_id, end) for rank in range(1, self.num_ranks)]
 

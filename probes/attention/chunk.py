@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 PIECE_SLOTS = 32768
-"""Of the slots before: four chunks, so that a text from its first slot has pieces of four lengths at most."""
+"""The slots before a chunk that are read together: four chunks, so that pieces have four lengths at most."""
 
 CUDNN_TOLERANCE = 2.0**-6
-"""Of the largest value: what two right attentions in bfloat16 stay within (each rounds probabilities and outputs)."""
+"""A part of the largest value, within which two right attentions in bfloat16 stay (each rounds what it computes)."""
 
 Part = tuple[Float[Tensor, "row head query head_dim"], Float[Tensor, "row head query"]]
 """An output and its log-sum-exp (float32, nats) over some of the slots, at least one for each query."""

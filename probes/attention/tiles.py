@@ -12,7 +12,7 @@ MAX_SPLITS = 128
 TILES_PER_PROGRAM = 3
 """What a program costs beside its tiles, in tiles."""
 SHARED_BYTES = 227 * 1024
-"""Of a Hopper multiprocessor. On another card the number of splits is further from the best, the result the same."""
+"""A Hopper multiprocessor's. On another card the number of splits is further from the best, the result the same."""
 MAX_WARPS = 8
 """That a multiprocessor's registers hold at 255 a thread."""
 

@@ -71,7 +71,7 @@ class Stopwatch:
 
 
 def can_batch(target: Target, num_tokens: int, prefix: Prefix | None = None) -> bool:
-    """Whether requests of unequal length, that grow to so many tokens, may go through the loop together."""
+    """Whether requests of unequal length, growing to `num_tokens`, may go through the loop together."""
     return target.can_pad(num_tokens) and can_shift((prefix or target.empty_prefix()).cache)
 
 

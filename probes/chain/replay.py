@@ -26,7 +26,7 @@ from probes.target.attention import TargetMasses
 from probes.target.trace import TargetTrace
 
 MAX_BLOCK_LOGITS = 1 << 30
-"""Of a block of starts: draft logits of every depth (2 GiB in 16 bits)."""
+"""The draft logits of every depth that a block of starts holds (2 GiB in 16 bits)."""
 MIN_BLOCK_STARTS, MAX_BLOCK_STARTS, CPU_BLOCK_STARTS = 256, 8192, 512
 
 
@@ -52,7 +52,7 @@ def replay(
 ) -> RoundBatch:
     """All chains of one prompt. `cache` may hold the slots of a prefix shared with other prompts.
 
-    `last_tokens` starts chains only at the last so many response tokens (the walk then begins there);
+    `last_tokens` starts chains only at the last n response tokens (the walk then begins there);
     `target_attention` adds `target_divergence`.
 
     Raises InputError when the response is too short for one round (L - P < 2) or the drafter's rope depends on length.

@@ -182,7 +182,7 @@ def step(
 def _rotation(
     drafter: Drafter, given: Rotation | None, position: int, start: int, token_ids: Int[Tensor, "query"]
 ) -> tuple[Float[Tensor, "query head_dim"], Float[Tensor, "query head_dim"]]:
-    """Of the queries, the first of which stands at `position`; a part of `given`, which begins at `start`."""
+    """The rotation of the queries, the first of which stands at `position`; a part of `given`, which begins at `start`."""
     num_queries = len(token_ids)
     if given is None:
         return drafter.rotation(torch.arange(position, position + num_queries, device=token_ids.device))

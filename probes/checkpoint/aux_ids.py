@@ -1,7 +1,7 @@
 """Which target layers are fused, as boundary ids: id i = the residual stream entering layer i, n = after the last.
 
 Knows no tensors. Two conventions are in use and a file does not say which (the mark of layer-output ids is
-a first id of 1, that of boundary ids a first id of 2); what cannot be told apart is marked and reported, never guessed
+a first id of 1, that of boundary ids a first id of 2); what cannot be decided is marked and reported, never guessed
 silently. The default is the same layers in both: boundary {2, n//2, n-3} = output {1, n//2-1, n-4}.
 """
 

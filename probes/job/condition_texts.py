@@ -140,7 +140,7 @@ def _has_length_dependent_rope(target: Target) -> bool:
 
 
 def slots_within(slots: SlotCache | None, num_tokens: int) -> SlotCache | None:
-    """Those that a text of so many tokens has, of the slots of a text that begins with it. Nothing is copied."""
+    """The slots of a text of `num_tokens`, from those of a text that begins with it. Nothing is copied."""
     if slots is None or slots.num_slots < num_tokens:
         return slots
     last = num_tokens - 1

@@ -120,7 +120,7 @@ def _check_token_ids(target: Target, token_ids: Sequence[int], prompt_id: str) -
 
 
 def _num_characters(prompt: PromptInput) -> int:
-    """Of what the prompt brings, or its token ids: only to find the longest of several."""
+    """The length of what the prompt brings, in characters or token ids: only to find the longest of several."""
     return len(prompt.token_ids or prompt.text or ()) + sum(len(str(m.get("content"))) for m in prompt.messages)
 
 

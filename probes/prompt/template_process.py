@@ -27,7 +27,7 @@ from probes.prompt.regions import RejectedError
 MAX_CPU_SECONDS = 10.0
 """For all renderings of one prompt together (a handful, of milliseconds each)."""
 MAX_TEXT_BYTES = 8 << 20
-"""Of a rendered prompt, as UTF-8: two million tokens of English. Tokens and regions of it are this process' work."""
+"""The largest rendered prompt, as UTF-8: two million tokens of English. Tokens and regions of it are this process' work."""
 MAX_WAIT_SECONDS = 600.0
 """For an answer, however busy the machine: CPU time is what is bounded, this ends a process that was stopped."""
 

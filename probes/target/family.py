@@ -49,7 +49,7 @@ def auto_class(config: PretrainedConfig) -> Any:
 def attention_options(config: PretrainedConfig) -> dict[str, str]:
     """Attention to load with where transformers' default choice computes another function than the model's.
 
-    torch's SDPA knows no soft cap of attention logits (Gemma 2): older transformers leave the cap out without a word.
+    torch's SDPA knows no soft cap of attention logits (Gemma 2): older transformers leave the cap out silently.
     """
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     return {"attn_implementation": "eager"} if is_capped else {}

@@ -42,7 +42,7 @@ CUDA_PREFILL_CHUNK_TOKENS = 8192
 """Long enough to fill the device; the mask of a chunk has this many rows of all slots before."""
 
 HEAD_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""Of the largest logit (else 2^-6): the head alone gives the model's logits, or the model does more after it."""
+"""As a part of the largest logit (else 2^-6): the head alone gives the model's logits, or the model does more after it."""
 
 
 class Target:
@@ -123,7 +123,7 @@ class Target:
         return frozenset(ids)
 
     def can_pad(self, num_tokens: int) -> bool:
-        """Whether prompts of unequal length may share a batch whose texts grow to so many tokens, padding included."""
+        """Whether prompts of unequal length may share a batch whose texts grow to `num_tokens`, padding included."""
         return self.max_padded_tokens is None or num_tokens <= self.max_padded_tokens
 
     # ---- states

@@ -45,7 +45,7 @@ class TargetRows:
         return any(n != self.num_columns for n in self.num_tokens)
 
     def check_padding(self, num_new_tokens: int) -> None:
-        """Raises InputError where these texts, grown by so many tokens, cannot share a batch."""
+        """Raises InputError where these texts, grown by `num_new_tokens`, cannot share a batch."""
         if self.is_padded and not self.target.can_pad(self.num_columns + num_new_tokens):
             raise InputError(
                 "this target's windows or positions would count padding as text",
@@ -83,7 +83,7 @@ class TargetRows:
         )
 
     def roll_back(self, num_tokens: Sequence[int]) -> None:
-        """Takes the last so many tokens off each text. With unequal numbers the cache must be one that `can_shift`."""
+        """Takes the last `num_tokens` off each text. With unequal numbers the cache must be one that `can_shift`."""
         least = min(num_tokens)
         if least:  # crop(0) empties the cache before transformers 5.17
             self._cache.crop(-least)

@@ -23,7 +23,7 @@ class Sampling:
     """What is done to a target's logits before a token is drawn. At temperature 0 the argmax is taken, uncut."""
 
     temperature: float = 0.0
-    top_k: int = 0  # only the so many most probable tokens, ties with the last one included; 0 = all
+    top_k: int = 0  # keep only the k most probable tokens, ties with the last one included; 0 = all
     top_p: float = 1.0  # only the most probable tokens that together hold this much, at least one; 1 = all
 
     @property

@@ -93,7 +93,7 @@ class TargetTrace:
         return self.sampling.temperature
 
     def beginning(self, num_prompt_tokens: int, num_tokens: int) -> TargetTrace:
-        """Of a forced text its first `num_tokens` tokens, as a text of their own whose response is forced too.
+        """The first `num_tokens` tokens of a forced text, as a text of their own whose response is forced too.
 
         What is computed at a position depends on no later one. `num_prompt_tokens` is at least this text's: it has no
         logits before. Nothing is copied.
@@ -112,7 +112,7 @@ class TargetTrace:
 
     @cached_property
     def choices(self) -> Choices:
-        """Of every position that has logits; computed once, some rows at a time."""
+        """The choices at every position that has logits; computed once, some rows at a time."""
         num_rows, num_ids = len(self.logits), self.logits.shape[-1]
         device = self.token_ids.device
         choices = Choices(

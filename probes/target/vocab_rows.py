@@ -16,7 +16,7 @@ from probes.attention.kernel import has_triton
 
 
 class RowStatistics(NamedTuple):
-    """Of softmax(logits / temperature), float32."""
+    """What is known of softmax(logits / temperature), float32."""
 
     lse: Float[Tensor, "row"]  # of logits / temperature
     entropy: Float[Tensor, "row"]  # nats

@@ -22,7 +22,7 @@ class Boundaries:
     slot: Int[Tensor, "row"]  # int32: of each row of the batch; NO_SLOT: nothing is computed for it
     # [slot], int32
     num_prompt_tokens: Int[Tensor, "_"]
-    # [slot, token]: index into TEXT_REGIONS, of prompt tokens; None: told apart by length only
+    # [slot, token]: index into TEXT_REGIONS, of prompt tokens; None: known by length only
     region: UInt8[Tensor, "_ token"] | None
     num_sink_slots: int
 

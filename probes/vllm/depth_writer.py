@@ -146,7 +146,7 @@ class DepthWriter:
         self._column(name, layer).index_copy_(1, self.step.view(1), values[:, None])
 
     def _put_norm(self, name: str, states: Tensor, layer: int | None = None) -> None:
-        """Of each request's last slot the norm of its state, `states` [token, hidden], at this depth."""
+        """Writes the norm of the state at each request's last slot, `states` [token, hidden], at this depth."""
         if self._is_cuda:
             from probes.vllm.norms_triton import put_norms
 

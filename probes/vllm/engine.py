@@ -70,7 +70,7 @@ class Engine:
         self.llm, self.is_recorded = llm, is_recorded
 
     def status(self) -> RecorderStatus | None:
-        """Of the recorders of all workers; None where nothing records."""
+        """The recorders' status, all workers together; None where nothing records."""
         return overall(self._asked("driftscope_status")) if self.is_recorded else None
 
     def settings(self) -> dict[str, object]:

@@ -101,7 +101,7 @@ def fusion_shares(terms: Tensor, share: Tensor, energy: Tensor) -> None:
 
 @triton.jit
 def _square_sum(row_ptr, size, BLOCK: tl.constexpr):  # noqa: N803
-    """Of a row's entries, float32."""
+    """The sum of the squares of a row's entries, float32."""
     total = 0.0
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)

@@ -22,7 +22,7 @@ SPLIT_COLUMNS = (*BY_HEAD, "input_share_embed")
 
 
 def split_columns(rows: np.ndarray) -> np.ndarray:
-    """Of a rank's `RequestRounds.rows` what `joined` needs, without any token."""
+    """What `joined` needs of a rank's `RequestRounds.rows`, without any token."""
     names = [name for name in ("start", *SPLIT_COLUMNS, "input_energy") if name in (rows.dtype.names or ())]
     return repack_fields(rows[names])
 

@@ -338,7 +338,7 @@ class Recording:
         return is_done
 
     def status(self) -> RecorderStatus:
-        """Of the last model runner."""
+        """The status of the last model runner's recorder."""
         recorder = self.recorders[-1] if self.recorders else Recorder(self.config)
         return RecorderStatus(
             level=self.config.level,

@@ -53,7 +53,7 @@ class RowLayout:
     num_aux: int
     num_layers: int
     num_heads: int
-    num_ranks: int = 1  # tensor parallel workers that the heads are split over; each has so many
+    num_ranks: int = 1  # tensor parallel workers; each has `num_heads` of the heads
     is_eager: bool = False
 
     @functools.cached_property

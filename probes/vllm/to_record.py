@@ -15,7 +15,7 @@ from probes.vllm.requests import RequestRounds
 from probes.vllm.rows import COUNTED
 
 DEFAULT_LEVEL_REGIONS = ("own", "current", "sink", "response", "unknown")
-"""Of these level `default` stores the head mean; `unknown` is the rest: the prompt, not told apart."""
+"""Regions whose head mean level `default` stores; `unknown` is the rest: the prompt as a whole."""
 
 
 def round_batch(

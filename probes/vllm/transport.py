@@ -122,7 +122,7 @@ class Transport:
             return None
 
     def give_back(self, clock: Clock) -> None:
-        """Of a step that is not sent, or was taken."""
+        """Takes back the clock of a step that is not sent, or was taken."""
         if self._is_cuda:
             self._clocks.put(clock)
 
@@ -148,7 +148,7 @@ class Transport:
         self._put(_Entry(item))
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Waits until everything sent so far was handled, at most so long -> whether it was."""
+        """Waits until everything sent so far was handled, for a limited time -> whether it was."""
         done = threading.Event()
         self.post(done)
         self._hurry.set()

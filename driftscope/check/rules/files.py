@@ -94,7 +94,7 @@ NUM_LAYERS = Check(
     name="num_layers_disagrees",
     title="num_hidden_layers is not the number of layers in the weights",
     severity=Severity.warning,
-    why="vLLM builds as many layers as config.json says; those without weights stay uninitialised, without a word.",
+    why="vLLM builds as many layers as config.json says; those without weights stay uninitialised, silently.",
     evidence="num_hidden_layers and the tensors' names.",
     remedy="Correct num_hidden_layers",
     reader_codes=("num_layers_disagrees",),
@@ -113,7 +113,7 @@ ENGINE_WEIGHTS = Check(
     name="engine_skips_tensors",
     title="An engine leaves tensors of the drafter out",
     severity=Severity.warning,
-    why="SGLang and SafeAILab skip names that they do not know without a word, and run with what is left at its initial "
+    why="SGLang and SafeAILab skip unknown names silently, and run with what is left at its initial "
     "values; vLLM drops input_norm and fc by flag.",
     evidence="The tensors' names against each engine's parameters.",
     remedy="Rename the tensors to the engine's names, or set the flag that switches the part on",

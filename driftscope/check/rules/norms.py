@@ -157,7 +157,7 @@ ENGINE_INPUT_NORM = Check(
     name="engine_without_input_norm",
     title="An engine leaves out the norm over the concatenated states (norm_before_fc)",
     severity=Severity.warning,
-    why="fc then reads states many times larger than in training. vLLM drops input_norm.weight without a word when the "
+    why="fc then reads states many times larger than in training. vLLM drops input_norm.weight silently when the "
     "flag is off; SGLang before its PR 32334 and SafeAILab do not know it; TensorRT-LLM reads it from eagle_config alone.",
     evidence="norm_before_fc as each engine reads it.",
     remedy="Set norm_before_fc: true at the top level and in eagle_config",

@@ -25,7 +25,7 @@ MISSING = Check(
     name="d2t_missing",
     title="There is no map from draft ids to target ids",
     severity=Severity.error,
-    why="Engines then take draft id i for target id i without a word: only the first ids of the target's vocabulary are "
+    why="Engines then take draft id i for target id i silently: only the first ids of the target's vocabulary are "
     "ever drafted, almost all of them wrong.",
     evidence="Fewer draft ids than target ids, and no d2t among the tensors.",
     remedy="Copy d2t from training; t2d gives it too: d2t = nonzero(t2d) - arange",
