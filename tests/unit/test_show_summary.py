@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from driftscope.cli.show_text import print_summary
+from driftscope.quantities import OVER_DEPTH
 from driftscope.runs import RunWriter, read_run
 from driftscope.summary import ConditionSummary, Summary, summarise, summary_table, write_summary
 from probes.record import REGIONS, PromptRecord, Record, RoundBatch
@@ -173,19 +174,8 @@ def test_everything_against_numpy(tmp_path: Path) -> None:
 
 def test_each_array_has_intervals_around_it(tmp_path: Path) -> None:
     [condition, _] = _summary(tmp_path / "a.drift", make_records(num_prompts=8, system_prompts=("default",))).conditions
-    assert set(condition.depth_intervals) == {
-        "acceptance_marginal",
-        "acceptance_conditional",
-        "hidden_in_norm",
-        "hidden_in_norm_growth",
-        "hidden_out_norm",
-        "hidden_feedback_norm",
-        "mass_sink",
-        "mass_own",
-        "own_excess",
-        "sink_deficit",
-        "chain_gap",
-    }
+    assert set(condition.depth_intervals) == {q.name for q in OVER_DEPTH.values() if q.has_interval}
+    assert len(condition.depth_intervals) > 10
     for name, intervals in condition.depth_intervals.items():
         region = name.removeprefix("mass_")
         for value, low, high, method in zip(
