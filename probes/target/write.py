@@ -29,13 +29,12 @@ def write(
 ) -> list[TargetTrace]:
     """The target's responses to prompts that begin with `prefix`, decoded in one batch.
 
-    Every text runs `num_continuation_tokens` past its end (a stop token, kept, or `max_new_tokens`). Prompts are padded
-    between prefix and suffix, out of everybody's sight; a target whose windows would see it (`can_pad`) takes only prompts
-    of equal length. Raises InputError for texts that do not fit.
+    Every text runs `num_continuation_tokens` past its end (a stop token, kept, or `max_new_tokens`). Prompts are padded out
+    of everybody's sight; where windows would see it (`can_pad`) they must be of equal length. Raises InputError.
     """
-    for prompt in prompts:
-        target.check_length(len(prompt) + max_new_tokens + num_continuation_tokens, "a prompt with its response")
-    prefix = target.empty_prefix() if prefix is None else prefix
+    longest = max(map(len, prompts)) + max_new_tokens + num_continuation_tokens
+    target.check_length(longest, "a prompt with its response")
+    prefix = prefix or target.empty_prefix()
     rows = TargetRows(target, prompts, prefix)
     rows.check_padding(max_new_tokens + num_continuation_tokens)
     stop_ids = torch.tensor(sorted(target.stop_ids) or [-1], device=target.device)
@@ -44,7 +43,6 @@ def write(
     last_logits, states, firsts = rows.begin()
     logits, pieces = [last_logits], {i: [state] for i, state in states.items()}
     num_columns = rows.num_columns - len(prefix.token_ids)
-
     # 2) token by token, until the longest response has its continuation
     tokens: list[Int[Tensor, "row"]] = []
     end = torch.full((len(prompts),), max_new_tokens, device=target.device)  # response tokens, the stop token included
