@@ -10,7 +10,7 @@ import pytest
 
 from driftscope.plan import make_plan
 from driftscope.plan_files import read_job
-from probes.conditions import Job, cells, prompts_of
+from probes.conditions import Job, prompt_conditions, prompts_of
 from probes.errors import InputError
 
 FILES = Path(__file__).parents[1] / "fixtures" / "prompts"
@@ -21,7 +21,7 @@ def job_of(prompts: Path, **options: Any) -> tuple[Job, list[str]]:
 
 
 def conditions(job: Job) -> dict[tuple[str, str, int], list[str]]:
-    return {cell.key: [p.prompt_id for p in prompts_of(job, cell)] for cell in cells(job)}
+    return {cell.key: [p.prompt_id for p in prompts_of(job, cell)] for cell in prompt_conditions(job)}
 
 
 def test_every_prompt_release_is_a_condition_of_its_own_prompts() -> None:
